@@ -1,0 +1,1 @@
+"""Federated learning that learns whom to learn from."""

@@ -1,0 +1,36 @@
+"""Errors that say what, where and the remedy. The command line prints them as one paragraph, without a traceback."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CoterieError(Exception):
+    """Something the user can mend. exit_code is what the command line returns."""
+
+    exit_code = 1
+
+
+class UsageError(CoterieError):
+    """Bad input: an unknown name, a value out of range, data that cannot be used."""
+
+    exit_code = 2
+
+
+class RunError(CoterieError):
+    """The input was fine, but the run could not go on."""
+
+
+class NoClients(RunError):
+    """Nobody answered in a phase; the round is skipped and counted."""
+
+
+class PlacementError(CoterieError):
+    """Server code tried to read a value that lives on the clients."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
+    """'unknown method "merit"; did you mean meritfed?' with the whole list where nothing is near."""
+    known = sorted(known)
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}."
+    return UsageError(f"unknown {kind} {name!r}; {hint}")

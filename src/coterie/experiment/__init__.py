@@ -1,0 +1,1 @@
+"""Configuration, the only loop, checkpoints and records."""

@@ -1,0 +1,103 @@
+"""From a configuration to live objects: problem, method, federation; misfits are explained before the first round."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from coterie.errors import UsageError
+from coterie.experiment.config import Config, FederationTable
+from coterie.federation import Call, Federation, LocalEngine, Participation, Screening, Static, faster_mode
+from coterie.methods import Method
+from coterie.methods.registry import METHODS, method_entry
+from coterie.methods.works import gradient
+from coterie.numerics import Draw
+from coterie.problems import Context
+from coterie.problems.registry import problem_entry
+
+MEGABYTE = 1 << 20
+TYPICAL_BATCH = 32
+
+
+class Parts(NamedTuple):
+    """A run's live objects, and the configuration with everything that was chosen by measurement written in."""
+
+    config: Config
+    problem: Any
+    method: Method
+    fed: Federation
+
+
+def assemble(config: Config) -> Parts:
+    """Build what a configuration describes."""
+    device = _device(config.run.device, config.run.dtype)
+    dtype = getattr(torch, config.run.dtype)
+    context = Context(config.run.seed, dtype, device)
+    problem = problem_entry(config.run.problem).make(context, **config.problem)
+    method = method_entry(config.run.method).make(**config.method)
+    check_needs(method, problem, config.run.problem)
+    fed, chosen = federate(problem, config.federation)
+    return Parts(config.with_federation(**chosen), problem, method, fed)
+
+
+def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str, Any]]:
+    """The local federation of a problem, and the mode and chunk that were chosen for it."""
+    target = problem.target
+    if table.target != "server" and table.target >= problem.clients:
+        raise UsageError(
+            f"federation.target is client {table.target}, but there are clients 0 … {problem.clients - 1} only."
+        )
+    if table.count is not None and table.count > problem.clients:
+        raise UsageError(f"federation.count = {table.count} exceeds the {problem.clients} clients; lower it.")
+    chunk = table.chunk if table.chunk != "auto" else _chunk(problem, table.memory)
+    engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
+    mode = table.mode if table.mode != "auto" else _mode(problem, engine)
+    engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
+    fed = Federation.on(
+        engine,
+        participation=Participation(table.active, table.count),
+        screening=Screening(table.norm),
+        target=table.target,
+    )
+    return fed, {"mode": mode, "chunk": chunk}
+
+
+def check_needs(method: Method, problem: Any, problem_name: str) -> None:
+    """Refuse a method whose needs the problem does not offer, and say which methods fit."""
+    missing = sorted(method.needs - problem.offers)
+    if not missing:
+        return
+    fitting = [e.name for e in METHODS if e.make().needs <= problem.offers]
+    raise UsageError(
+        f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {', '.join(sorted(problem.offers))}. "
+        f""
+        f"Methods that fit: {', '.join(fitting) or 'none'}."
+    )
+
+
+def _device(name: str, dtype: str) -> str:
+    """The device, refused with the reason where it is not there."""
+    kind = name.partition(":")[0]
+    if kind == "cpu":
+        return name
+    if kind == "cuda" and torch.cuda.is_available():
+        return name
+    if kind == "mps" and torch.backends.mps.is_available():
+        if dtype == "float64":
+            raise UsageError("run.device mps has no float64; set run.dtype=float32 or run.device=cpu.")
+        return name
+    if kind in ("cuda", "mps"):
+        raise UsageError(f"run.device {name} is not available here; set run.device=cpu.")
+    raise UsageError(f"run.device {name!r} is none of cpu, cuda, cuda:N, mps.")
+
+
+def _chunk(problem: Any, megabytes: int) -> int:
+    """As many clients at once as the memory budget allows."""
+    each = problem.task.footprint(problem.train.client(0), problem.train.capacity)
+    return max(1, min(problem.clients, megabytes * MEGABYTE // max(1, each)))
+
+
+def _mode(problem: Any, engine: LocalEngine) -> Any:
+    """vmap or sequential, by timing a typical gradient."""
+    batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
+    draw = Draw.of(0, device=engine.sizes.device)
+    return faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))

@@ -1,0 +1,142 @@
+"""Checkpoints: everything needed to go on as if nothing had happened, in one safetensors file.
+
+The method's state and the clients' memory are the tensors; round, ledger, seconds and the lengths of the record files
+are JSON in the header, with a checksum over both. The two newest checkpoints are kept, so that a damaged one falls
+back to the one before. No pickle.
+"""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.experiment.files import write_atomically
+from coterie.federation.tree import Tree, named_leaves, tree_flatten, tree_unflatten
+from coterie.federation.work import Memory, held
+
+VERSION = 1
+KEEP = 2
+
+
+class Progress(NamedTuple):
+    """How far a run has come: rounds done, seconds spent, traffic, and the lengths of the record files."""
+
+    rounds: int
+    seconds: float
+    ledger: dict[str, Any]
+    lengths: dict[str, int]
+
+
+class Damaged(Exception):
+    """A checkpoint that cannot be trusted, and why."""
+
+
+def save(folder: Path, state: Tree, progress: Progress) -> None:
+    """Write the checkpoint of a round and drop all but the newest two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors, plain = _encode(state)
+    header = json.dumps({"version": VERSION, "plain": plain, **progress._asdict()}, sort_keys=True)
+    metadata = {"coterie": header, "sha256": _checksum(header, tensors)}
+    write_atomically(folder / f"{progress.rounds:08d}.safetensors", save_tensors(tensors, metadata))
+    for old in _newest_first(folder)[KEEP:]:
+        old.unlink(missing_ok=True)
+
+
+def load(folder: Path, template: Tree) -> tuple[Tree, Progress, list[str]] | None:
+    """The newest checkpoint that can be trusted, in the form of the template, and what was wrong with newer ones.
+
+    None if there is no checkpoint at all; an error if there are some and none can be trusted.
+    """
+    complaints: list[str] = []
+    candidates = _newest_first(folder)
+    for path in candidates:
+        try:
+            return (*_read(path, template), complaints)
+        except Damaged as error:
+            complaints.append(f"{path.name}: {error}")
+    if not candidates:
+        return None
+    raise UsageError(
+        f"no checkpoint in {folder} can be used ({'; '.join(complaints)}). "
+        "Start again in a new folder with the config.toml of this one: coterie run OLD/config.toml --out NEW."
+    )
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*.safetensors"), reverse=True) if folder.is_dir() else []
+
+
+def _read(path: Path, template: Tree) -> tuple[Tree, Progress]:
+    try:
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > len(data) - 8:
+            raise Damaged("it is cut off")
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        header = metadata["coterie"]
+        tensors = load_tensors(data)
+        content = json.loads(header)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None
+    if metadata.get("sha256") != _checksum(header, tensors):
+        raise Damaged("its checksum does not match; it was changed or damaged")
+    if content["version"] > VERSION:
+        raise Damaged(f"it is of version {content['version']}, newer than this coterie reads ({VERSION})")
+    progress = Progress(content["rounds"], content["seconds"], content["ledger"], content["lengths"])
+    return _decode(template, tensors, content["plain"]), progress
+
+
+def _encode(state: Tree) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors: dict[str, Tensor] = {}
+    plain: dict[str, Any] = {}
+    for name, leaf in named_leaves(state):
+        if isinstance(leaf, Memory):
+            for inner, tensor in named_leaves(held(leaf)):
+                tensors[f"{name}@clients{inner}"] = tensor.detach().contiguous().cpu()
+        elif isinstance(leaf, Tensor):
+            tensors[name] = leaf.detach().contiguous().cpu()
+        elif leaf is None or isinstance(leaf, bool | int | float | str):
+            plain[name] = leaf
+        else:
+            raise TypeError(
+                f"the state's {name} is a {type(leaf).__name__}; states hold tensors, memory and plain data"
+            )
+    # two names of one storage would be refused: each gets its own
+    return {name: t.clone() for name, t in tensors.items()}, plain
+
+
+def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -> Tree:
+    def tensor(name: str, like: Tensor) -> Tensor:
+        found = tensors.get(name)
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            raise Damaged(f"its {name} does not fit the configuration")
+        return found.to(like.device)
+
+    leaves: list[Any] = []
+    for name, leaf in named_leaves(template):
+        if isinstance(leaf, Memory):
+            structure = tree_flatten(held(leaf))[1]
+            inner = [tensor(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
+            leaves.append(Memory(tree_unflatten(inner, structure)))
+        elif isinstance(leaf, Tensor):
+            leaves.append(tensor(name, leaf))
+        elif name in plain:
+            leaves.append(plain[name])
+        else:
+            raise Damaged(f"it lacks {name}")
+    return tree_unflatten(leaves, tree_flatten(template)[1])
+
+
+def _checksum(header: str, tensors: dict[str, Tensor]) -> str:
+    digest = sha256(header.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name}{tuple(tensors[name].shape)}{tensors[name].dtype}".encode())
+        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,173 @@
+"""The configuration: four tables, read from TOML, `--set` and flags (flags over file over defaults), fully resolved."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from coterie.errors import UsageError, unknown
+from coterie.methods.registry import method_entry
+from coterie.problems.parameters import Count, Positive, Probability, checked, explain
+from coterie.problems.registry import problem_entry
+
+T = TypeVar("T", bound="_Table")
+
+VERSION = 1
+TABLES = ("run", "method", "problem", "federation")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunTable(_Table):
+    """[run]: what to run, for how long, and how often to record."""
+
+    method: str = "meritfed"
+    problem: str = "friends"
+    rounds: Count = 200
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    engine: Literal["local"] = "local"
+    device: str = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    record: Count = 1
+    checkpoint: Count = 1
+    baselines: list[str] | None = None
+
+
+class FederationTable(_Table):
+    """[federation]: participation, screening, where the target is, and how the local engine runs clients."""
+
+    active: Probability = 1.0
+    count: Count | None = None
+    norm: Positive | None = None
+    target: Literal["server"] | Annotated[int, Field(ge=0)] = "server"
+    mode: Literal["auto", "vmap", "sequential"] = "auto"
+    chunk: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    memory: Annotated[int, Field(ge=1)] = 1024
+
+
+@dataclass(frozen=True)
+class Config:
+    """A complete configuration. `method` and `problem` hold every setting of their factories."""
+
+    run: RunTable
+    method: dict[str, Any]
+    problem: dict[str, Any]
+    federation: FederationTable
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, without the settings that are not set (TOML has no null)."""
+        tables = {
+            "run": self.run.model_dump(),
+            "method": self.method,
+            "problem": self.problem,
+            "federation": self.federation.model_dump(),
+        }
+        kept = {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+        return {"version": VERSION, **kept}
+
+    def as_toml(self) -> str:
+        """The text of config.toml, enough to run it again."""
+        return tomli_w.dumps(self.as_dict())
+
+    def with_run(self, **changes: Any) -> "Config":
+        """The same with other [run] values."""
+        return Config(self.run.model_copy(update=changes), self.method, self.problem, self.federation)
+
+    def with_federation(self, **changes: Any) -> "Config":
+        """The same with other [federation] values."""
+        return Config(self.run, self.method, self.problem, self.federation.model_copy(update=changes))
+
+    def for_baseline(self, method: str) -> "Config":
+        """The same problem and federation with another method at its defaults, without baselines of its own."""
+        entry = problem_entry(self.run.problem)
+        settings = checked(method_entry(method).make, "method", entry.tuned.get(method, {}))
+        run = self.run.model_copy(update={"method": method, "baselines": []})
+        return Config(run, settings, self.problem, self.federation)
+
+
+def load(
+    file: Path | None = None, sets: Mapping[str, Any] | None = None, flags: Mapping[str, Any] | None = None
+) -> Config:
+    """Resolve a configuration. sets and flags are {'table.key': value}; later sources win."""
+    tables = {name: dict(table) for name, table in _read(file).items()} if file else {}
+    for dotted, value in [*(sets or {}).items(), *(flags or {}).items()]:
+        table, _, key = dotted.partition(".")
+        if not key:
+            raise UsageError(f"{dotted!r} names no setting; write table.key=value, for example method.step=0.1.")
+        if table not in TABLES:
+            raise unknown("table", table, TABLES)
+        tables.setdefault(table, {})[key] = value
+    return resolve(tables)
+
+
+def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Complete and check raw tables."""
+    for name in tables:
+        if name not in TABLES:
+            raise unknown("table", name, TABLES)
+    given = {name: dict(tables.get(name, {})) for name in TABLES}
+    if "active" in given["problem"]:  # an alias that other tools use
+        given["federation"].setdefault("active", given["problem"].pop("active"))
+    run = _table(RunTable, "run", given["run"])
+    federation = _table(FederationTable, "federation", given["federation"])
+    method, problem = method_entry(run.method), problem_entry(run.problem)
+    if run.baselines is None:
+        wanted = problem.baselines if method.learns_weights else ()
+        run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
+    for name in run.baselines or []:
+        method_entry(name)
+    settings = checked(method.make, "method", {**problem.tuned.get(method.name, {}), **given["method"]})
+    return Config(run, settings, checked(problem.make, "problem", given["problem"]), federation)
+
+
+def _table(kind: type[T], name: str, values: Mapping[str, Any]) -> T:
+    for key in values:
+        if key not in kind.model_fields:
+            raise unknown(f"key in [{name}]", key, kind.model_fields)
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise UsageError(explain(error, name)) from None
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"there is no configuration file {file}.") from None
+    except IsADirectoryError:
+        raise UsageError(f"{file} is a folder; name the configuration file in it, or use `coterie resume`.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} is not valid TOML: {error}.") from None
+    version = data.pop("version", VERSION)
+    if not isinstance(version, int) or version > VERSION:
+        raise UsageError(
+            f"{file} has configuration version {version!r}; this coterie reads up to {VERSION}. Install a newer one."
+        )
+    for name, table in data.items():
+        if name in TABLES and not isinstance(table, dict):
+            raise UsageError(f"{file}: {name} must be a table, [{name}], not {table!r}.")
+    return data
+
+
+def parse_sets(pairs: list[str]) -> dict[str, Any]:
+    """`--set dotted.key=value` pairs; a value is read as TOML where it is TOML, else as text."""
+    return dict(map(_pair, pairs))
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise UsageError(f"--set {text!r} has no '='; write --set table.key=value.")
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()

@@ -1,0 +1,40 @@
+"""Moving values between server and clients, and counting them."""
+
+from coterie.federation.api import (
+    Call,
+    Engine,
+    Failure,
+    Federation,
+    Gathered,
+    Participation,
+    Replies,
+    Screening,
+)
+from coterie.federation.ledger import Ledger
+from coterie.federation.local import LocalEngine, faster_mode
+from coterie.federation.shards import Batch, Rows, Shard, Stack, pack
+from coterie.federation.work import Each, Memory, Static, Work, work
+
+__all__ = [
+    "Batch",
+    "Call",
+    "Each",
+    "Engine",
+    "Failure",
+    "Federation",
+    "Gathered",
+    "Ledger",
+    "LocalEngine",
+    "Memory",
+    "Participation",
+    "Replies",
+    "Rows",
+    "Screening",
+    "Shard",
+    "Stack",
+    "Static",
+    "Work",
+    "faster_mode",
+    "pack",
+    "work",
+]

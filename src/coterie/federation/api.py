@@ -1,0 +1,291 @@
+"""The federation: the one object with effects. It moves values between server and clients, and counts them.
+
+Server code reaches client values by three up-verbs only: `mean`, `gather` and `ask_target`. Each call is one upload
+barrier, one round in the ledger. `sample` narrows the federation to an active set. The verbs are the same for every
+engine; an engine only runs a work at some clients.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from coterie.errors import NoClients, UsageError
+from coterie.federation.ledger import Ledger
+from coterie.federation.reduce import BlockedSum
+from coterie.federation.tree import Size, Tree, mapped, rows, size, tensors, tree_flatten, tree_unflatten
+from coterie.federation.work import Each, Memory, Static, Work, name_of
+from coterie.numerics import Draw
+
+Place = Literal["server"] | int
+
+
+class Call(NamedTuple):
+    """One work to be run at many clients. Rows of `Each` values and of memory are numbered by client id."""
+
+    work: Work
+    shared: Tree
+    memory: Memory | None
+    static: Static
+    draw: Draw
+
+
+class Failure(NamedTuple):
+    """A client that is missing from a phase, and why."""
+
+    client: int
+    kind: str
+    reason: str
+
+
+class Replies(NamedTuple):
+    """Results of some clients, ascending by id: stacked values, stacked new memory, and who failed."""
+
+    ids: Tensor
+    values: Tree
+    memory: Tree
+    failures: tuple[Failure, ...] = ()
+
+
+class Engine(Protocol):
+    """Where clients live."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of training data by client, [n]."""
+
+    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
+        """Run a work at these clients; replies come in chunks, ascending by id."""
+
+    def execute_at_target(self, call: Call) -> Tree:
+        """Run a work on the target's shard."""
+
+    def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
+        """The memory after some clients changed theirs."""
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What a client's update must pass: finite, and below a norm if one is set."""
+
+    norm: float | None = None
+
+    def reasons(self, values: Tree) -> tuple[Tensor, list[str]]:
+        """Which rows are fine, [a] bool; and for each row, why not."""
+        leaves = [t.flatten(1) for t in tensors(values) if t.is_floating_point()]
+        n = len(tensors(values)[0])
+        device = tensors(values)[0].device
+        finite = torch.ones(n, dtype=torch.bool, device=device)
+        for leaf in leaves:
+            # a sum is finite unless a term is not, or the update is absurdly large: cheaper than testing each entry
+            finite &= torch.isfinite(leaf.sum(1)) | torch.isfinite(leaf).all(1)
+        if self.norm is None or not leaves:
+            fine = finite
+            norm = torch.zeros(n)
+        else:
+            norm = torch.stack([leaf.square().sum(1) for leaf in leaves]).sum(0).sqrt()
+            fine = finite & (norm <= self.norm)
+        if bool(fine.all()):
+            return fine, []
+        texts = [
+            "" if ok else (f"norm {float(norm[i]):.3g} above the limit {self.norm:g}" if is_finite else "not finite")
+            for i, (ok, is_finite) in enumerate(zip(fine.tolist(), finite.tolist(), strict=True))
+        ]
+        return fine, texts
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round: everybody, each with a probability, or a fixed number drawn anew."""
+
+    probability: float = 1.0
+    count: int | None = None
+
+    def draw(self, n: int, draw: Draw) -> Tensor:
+        """The active ids, ascending."""
+        if self.count is not None:
+            return draw.subset(n, min(self.count, n))
+        everyone = torch.arange(n, device=draw.key.device)
+        if self.probability >= 1.0:
+            return everyone
+        return everyone[draw.bernoulli(self.probability, n)]
+
+
+class Gathered(NamedTuple):
+    """Rows of those who answered, ascending by id."""
+
+    rows: Tree
+    ids: Tensor
+
+
+@dataclass
+class Book:
+    """What all views of one federation share: the ledger and the events since the loop last looked."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def drain(self) -> list[dict[str, Any]]:
+        """The events so far; afterwards there are none."""
+        events, self.events = self.events, []
+        return events
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A view on an engine's clients, narrowed to the active ones."""
+
+    engine: Engine
+    ids: Tensor
+    book: Book = field(default_factory=Book)
+    screening: Screening = field(default_factory=Screening)
+    participation: Participation = field(default_factory=Participation)
+    target: Place = "server"
+    round: int = 0
+
+    @staticmethod
+    def on(engine: Engine, **options: Any) -> "Federation":
+        """All clients of an engine."""
+        n = len(engine.sizes)
+        target = options.get("target", "server")
+        if target != "server" and not 0 <= target < n:
+            raise UsageError(f"federation.target is client {target}, but there are clients 0 … {n - 1} only.")
+        return Federation(engine, torch.arange(n, device=engine.sizes.device), **options)
+
+    @property
+    def n(self) -> int:
+        """How many clients there are, active or not."""
+        return len(self.engine.sizes)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of training data by client, [n]."""
+        return self.engine.sizes
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was moved so far."""
+        return self.book.ledger
+
+    def begin(self, round: int, draw: Draw) -> "Federation":
+        """The view for one round: its number, and its active set."""
+        return replace(self, round=round).sample(draw=draw)
+
+    def sample(self, *, probability: float | None = None, count: int | None = None, draw: Draw) -> "Federation":
+        """The view on a fresh active set; without arguments, as the federation is set up."""
+        chosen = (
+            self.participation if probability is None and count is None else Participation(probability or 1.0, count)
+        )
+        return replace(self, ids=chosen.draw(self.n, draw.phase("participation")))
+
+    def mean(
+        self,
+        work: Work,
+        shared: Tree = None,
+        *,
+        weights: Tensor | None = None,
+        memory: Memory | None = None,
+        draw: Draw,
+        **static: Any,
+    ) -> Any:
+        """Σ w_k r_k / Σ w_k over the clients that answer; weights are numbered by client id and default to equal.
+
+        With a memory the work returns (result, new memory) and so does this. One round.
+        """
+        total: list[BlockedSum] = []
+        structure = None
+        mass = torch.zeros((), dtype=torch.float64)
+        parts: list[tuple[Tensor, Tree]] = []
+        for replies in self._ask(work, shared, memory, draw, static):
+            leaves, structure = tree_flatten(replies.values)
+            total = total or [BlockedSum() for _ in leaves]
+            w = None if weights is None else weights[replies.ids]
+            mass += len(replies.ids) if w is None else float(w.double().sum())
+            for one, leaf in zip(total, leaves, strict=True):
+                one.add(leaf, w)
+            parts.append((replies.ids, replies.memory))
+        if not total or structure is None:
+            raise NoClients(f"no client answered {name_of(work)}")
+        if float(mass) <= 0.0:
+            raise NoClients(f"the clients that answered {name_of(work)} have no weight")
+        result = tree_unflatten([one.total() / float(mass) for one in total], structure)
+        return result if memory is None else (result, self.engine.remember(memory, parts))
+
+    def gather(
+        self,
+        work: Work,
+        shared: Tree = None,
+        *,
+        memory: Memory | None = None,
+        draw: Draw,
+        **static: Any,
+    ) -> Any:
+        """The results of all that answer, as rows ascending by client id, with the ids. One round."""
+        chunks = list(self._ask(work, shared, memory, draw, static))
+        if not chunks:
+            raise NoClients(f"no client answered {name_of(work)}")
+        structure = tree_flatten(chunks[0].values)[1]
+        columns = zip(*(tree_flatten(c.values)[0] for c in chunks), strict=True)
+        values = [column[0] if len(column) == 1 else torch.cat(column) for column in columns]
+        gathered = Gathered(tree_unflatten(values, structure), torch.cat([c.ids for c in chunks]))
+        if memory is None:
+            return gathered
+        return gathered, self.engine.remember(memory, [(c.ids, c.memory) for c in chunks])
+
+    def ask_target(self, work: Work, shared: Tree = None, *, draw: Draw, **static: Any) -> Any:
+        """The result of a work on the target's shard; traffic and a round only where the target is a client."""
+        result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw))
+        if self.target != "server":
+            self.ledger.record(name_of(work), rounds=1, up=size(result), down=size(shared))
+        return result
+
+    def _ask(
+        self, work: Work, shared: Tree, memory: Memory | None, draw: Draw, static: dict[str, Any]
+    ) -> Iterator[Replies]:
+        """Run a work at the active clients, bill it, and let through what passes the screening."""
+        cause = name_of(work)
+        if not len(self.ids):
+            raise NoClients(f"no client is active for {cause}")
+        self.ledger.record(cause, rounds=1, down=_downlink(shared, len(self.ids)))
+        for replies in self.engine.execute(Call(work, shared, memory, Static(**static), draw), self.ids):
+            for failure in replies.failures:
+                self._note(cause, failure)
+            if not len(replies.ids):
+                continue
+            self.ledger.record(cause, up=size(replies.values))
+            fine, reasons = self.screening.reasons(replies.values)
+            if not reasons:
+                yield replies
+                continue
+            for client, reason in zip(replies.ids.tolist(), reasons, strict=True):
+                if reason:
+                    self._note(cause, Failure(client, "rejected", reason))
+            if bool(fine.any()):
+                yield Replies(replies.ids[fine], rows(replies.values, fine), rows(replies.memory, fine))
+
+    def _note(self, cause: str, failure: Failure) -> None:
+        self.book.events.append(
+            {
+                "round": self.round,
+                "phase": cause,
+                "client": failure.client,
+                "event": failure.kind,
+                "reason": failure.reason,
+            }
+        )
+
+
+def _downlink(shared: Tree, clients: int) -> Size:
+    """What a broadcast to so many clients weighs: shared values whole, `Each` values a row."""
+    each: list[Tensor] = []
+    plain = size(mapped(lambda t: t, _without_each(shared, each)))
+    private = size([t[0] for t in each])
+    return (plain + private).times(clients)
+
+
+def _without_each(tree: Tree, each: list[Tensor]) -> Tree:
+    leaves, _ = tree_flatten(tree)
+    each.extend(leaf.rows for leaf in leaves if isinstance(leaf, Each))
+    return [leaf for leaf in leaves if not isinstance(leaf, Each)]

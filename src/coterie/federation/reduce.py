@@ -1,0 +1,45 @@
+"""Sums over clients whose bits do not depend on how the clients were chunked."""
+
+import torch
+from torch import Tensor
+
+BLOCK = 32
+
+
+class BlockedSum:
+    """Σ w_k r_k over rows that arrive in id order, added in fixed blocks of rows whatever the chunks were."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+        self._waiting: list[Tensor] = []
+        self._count = 0
+
+    def add(self, values: Tensor, weights: Tensor | None) -> None:
+        """Take in more rows."""
+        if weights is not None:
+            values = values * weights.to(values).reshape(-1, *(1,) * (values.dim() - 1))
+        self._waiting.append(values)
+        self._count += len(values)
+        if self._count >= BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        values = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)
+        whole = len(values) - len(values) % BLOCK
+        for start in range(0, whole, BLOCK):
+            self._accumulate(values[start : start + BLOCK])
+        self._waiting = [values[whole:]] if whole < len(values) else []
+        self._count = len(values) - whole
+
+    def _accumulate(self, block: Tensor) -> None:
+        part = block.sum(0)
+        self._total = part if self._total is None else self._total + part
+
+    def total(self) -> Tensor:
+        """The sum of all rows taken in."""
+        if self._waiting:
+            self._accumulate(torch.cat(self._waiting))
+            self._waiting, self._count = [], 0
+        if self._total is None:
+            raise ValueError("nothing was added")
+        return self._total

@@ -1,0 +1,180 @@
+"""Private data, and what a work sees of it.
+
+All clients' rows lie one after the other in one tensor a column, with an offset and a count a client. So unequal
+shards cost no padding, and taking a batch for every client is one indexing operation, under `vmap` too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.errors import UsageError
+
+Columns = tuple[Tensor, ...]
+
+
+class Batch(NamedTuple):
+    """Some rows: their columns (inputs, labels …) and, where rows are padding, a weight of 0 for those."""
+
+    columns: Columns
+    weight: Tensor | None = None
+
+    @property
+    def inputs(self) -> Tensor:
+        """The first column."""
+        return self.columns[0]
+
+    @property
+    def labels(self) -> Tensor:
+        """The last column."""
+        return self.columns[-1]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one client. Under `vmap`, offset and count are those of each client in turn."""
+
+    columns: Columns
+    offset: Tensor
+    count: Tensor
+    capacity: int
+    ragged: bool = False
+
+    def take(self, index: Tensor) -> Batch:
+        """The rows with these numbers (below count)."""
+        place = self.offset + index
+        return Batch(tuple(c[place] for c in self.columns))
+
+    def all(self) -> Batch:
+        """Every row; where clients differ in size, padded to the largest by its last row at weight 0."""
+        return next(self.blocks(self.capacity))
+
+    def blocks(self, size: int) -> Iterator[Batch]:
+        """Every row, at most size at a time. Weights say which rows are real where counts differ."""
+        device = self.offset.device
+        for start in range(0, self.capacity, size):
+            index = torch.arange(start, min(start + size, self.capacity), device=device)
+            if not self.ragged:
+                yield self.take(index)
+                continue
+            batch = self.take(torch.minimum(index, self.count - 1))
+            yield Batch(batch.columns, (index < self.count).to(_float_of(self.columns)))
+
+
+def _float_of(columns: Columns) -> torch.dtype:
+    return next((c.dtype for c in columns if c.is_floating_point()), torch.get_default_dtype())
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a work may touch: the problem's oracles and one client's rows.
+
+    train is what the client learns from; valid, where there is one, what its goal is judged by (the target's
+    validation rows, the outer data of a nested problem).
+    """
+
+    task: Any
+    train: Rows | None
+    valid: Rows | None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The rows of many clients."""
+
+    columns: Columns
+    offsets: Tensor
+    counts: Tensor
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @property
+    def capacity(self) -> int:
+        """The largest count."""
+        return int(self.counts.max())
+
+    @property
+    def ragged(self) -> bool:
+        """Whether counts differ."""
+        return bool((self.counts != self.counts[0]).any())
+
+    def client(self, index: int) -> Rows:
+        """One client's rows, as views without padding."""
+        offset, count = int(self.offsets[index]), int(self.counts[index])
+        columns = tuple(c[offset : offset + count] for c in self.columns)
+        zero = torch.zeros((), dtype=torch.int64, device=self.offsets.device)
+        return Rows(columns, zero, self.counts[index], count)
+
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Stack":
+        """The same rows elsewhere; integer columns keep their type."""
+        columns = tuple(c.to(device, dtype if c.is_floating_point() else c.dtype) for c in self.columns)
+        return Stack(columns, self.offsets.to(device), self.counts.to(device))
+
+
+def pack(shards: Sequence[Any], *, who: str = "client") -> Stack:
+    """Lay shards out one after the other, checked: a shard is a tuple of arrays, a tensor, or a torch Dataset."""
+    if not len(shards):
+        raise UsageError(f"there is no {who}; at least one shard is needed.")
+    parts = [_columns(shard, f"{who} {k}") for k, shard in enumerate(shards)]
+    first = parts[0]
+    for k, columns in enumerate(parts):
+        if len(columns) != len(first):
+            raise UsageError(f"{who} {k} has {len(columns)} columns, {who} 0 has {len(first)}; all shards must agree.")
+        for j, (column, reference) in enumerate(zip(columns, first, strict=True)):
+            if column.shape[1:] != reference.shape[1:] or column.dtype != reference.dtype:
+                raise UsageError(
+                    f"column {j} of {who} {k} has rows of shape {tuple(column.shape[1:])} and type {column.dtype}, "
+                    f"that of {who} 0 {tuple(reference.shape[1:])} and {reference.dtype}; bring all shards to one form."
+                )
+    counts = torch.tensor([len(columns[0]) for columns in parts])
+    columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return Stack(columns, counts.cumsum(0) - counts, counts)
+
+
+def _columns(shard: Any, name: str) -> Columns:
+    """One shard as equally long tensors, refused where it is empty, ragged or not finite."""
+    if isinstance(shard, Tensor | np.ndarray):
+        shard = (shard,)
+    elif hasattr(shard, "__getitem__") and hasattr(shard, "__len__") and not isinstance(shard, tuple | list):
+        if len(shard) == 0:
+            raise UsageError(f"{name} is empty; leave it out or give it data.")
+        shard = _from_dataset(shard)
+    columns = tuple(_tensor(column, name) for column in shard)
+    lengths = {len(c) for c in columns}
+    if len(lengths) > 1:
+        raise UsageError(f"{name} has columns of different lengths {sorted(lengths)}; each row needs all of them.")
+    if not columns or lengths == {0}:
+        raise UsageError(f"{name} is empty; leave it out or give it data.")
+    for j, column in enumerate(columns):
+        if column.is_floating_point() and not bool(torch.isfinite(column).all()):
+            bad = (
+                int((~torch.isfinite(column)).flatten(1).any(1).nonzero()[0])
+                if column.dim() > 1
+                else int((~torch.isfinite(column)).nonzero()[0])
+            )
+            raise UsageError(
+                f"column {j} of {name} holds NaN or infinity (first in row {bad}); drop or impute such rows first."
+            )
+    return columns
+
+
+def _tensor(column: Any, name: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(column)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"{name} holds a {type(column).__name__} that is no numeric array: {error}.") from None
+    if tensor.dim() == 0:
+        raise UsageError(f"{name} holds a single number where an array of rows is needed.")
+    return tensor.detach()
+
+
+def _from_dataset(dataset: Any) -> tuple[Any, ...]:
+    """The items of a map-style Dataset, stacked column by column."""
+    items = [dataset[i] for i in range(len(dataset))]
+    columns = zip(*(item if isinstance(item, tuple | list) else (item,) for item in items), strict=True)
+    return tuple(torch.stack([torch.as_tensor(value) for value in column]) for column in columns)

@@ -1,0 +1,76 @@
+"""Trees of tensors: what is sent, returned and remembered is a tensor or nested tuples, lists and dicts of them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
+
+Tree = Any
+
+__all__ = [
+    "Size",
+    "Tree",
+    "mapped",
+    "named_leaves",
+    "row",
+    "rows",
+    "size",
+    "stack",
+    "tensors",
+    "tree_flatten",
+    "tree_unflatten",
+]
+
+
+class Size(NamedTuple):
+    """How much a tree weighs on the wire."""
+
+    floats: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Size") -> "Size":  # type: ignore[override]
+        return Size(self.floats + other.floats, self.bytes + other.bytes)
+
+    def times(self, n: int) -> "Size":
+        """n copies."""
+        return Size(self.floats * n, self.bytes * n)
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    """The tensors of a tree, in a fixed order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def size(tree: Tree) -> Size:
+    """Numbers and bytes of all tensors of a tree; everything else is not sent."""
+    leaves = tensors(tree)
+    return Size(sum(t.numel() for t in leaves), sum(t.numel() * t.element_size() for t in leaves))
+
+
+def mapped(f: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """f at every tensor; other leaves stay."""
+    return tree_map(lambda leaf: f(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def rows(tree: Tree, ids: Tensor | slice) -> Tree:
+    """Some rows of a stacked tree."""
+    return mapped(lambda t: t[ids], tree)
+
+
+def row(tree: Tree, index: int) -> Tree:
+    """One row of a stacked tree."""
+    return mapped(lambda t: t[index], tree)
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """Trees of equal structure, stacked along a new first dimension."""
+    leaves, structure = zip(*(tree_flatten(t) for t in trees), strict=True)
+    return tree_unflatten([torch.stack(list(column)) for column in zip(*leaves, strict=True)], structure[0])
+
+
+def named_leaves(tree: Tree) -> Iterator[tuple[str, Any]]:
+    """(path, leaf) pairs; the paths name the leaves in checkpoints."""
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        yield "".join(str(key) for key in path).lstrip("."), leaf

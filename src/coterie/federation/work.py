@@ -1,0 +1,92 @@
+"""Works: module-level functions that run where the data is, and what is passed to them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from coterie.errors import PlacementError
+from coterie.federation.shards import Shard
+from coterie.federation.tree import Tree, mapped
+from coterie.numerics import Draw
+
+Work = Callable[[Shard, Tree, Tree, "Static", Draw], Tree]
+
+
+def work(function: Work) -> Work:
+    """Mark a function as a work. Only marked module-level functions are run at clients, by their name."""
+    if "<locals>" in function.__qualname__:
+        raise TypeError(f"{function.__qualname__} is defined inside a function; a work must be found by its name")
+    function.__coterie_work__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def name_of(function: Work) -> str:
+    """module:function, the name by which a work is asked for and billed."""
+    if not getattr(function, "__coterie_work__", False):
+        raise TypeError(f"{function!r} is not a work; mark it with @work")
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+class Static(Mapping[str, Any]):
+    """Hyper-parameters of a work: plain data, read as attributes, fixed while the work runs."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, **values: Any) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"this work was given no {name!r}, only {sorted(self._values)}") from None
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclass(frozen=True)
+class Each:
+    """Marks a value that holds one row for every client: client k is sent row k, and only that is billed."""
+
+    rows: Tensor
+
+
+class Memory:
+    """Client memory: values that stay at the clients between rounds.
+
+    Methods hold it in their state and hand it to the verbs; they cannot look inside. `start` is what every client
+    remembers at first. The local engine keeps the stacked rows here; a network engine leaves them at the nodes.
+    """
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: Tree) -> None:
+        self._held = held
+
+    @staticmethod
+    def start(value: Tree, n: int) -> "Memory":
+        """Every one of n clients begins with this value."""
+        return Memory(mapped(lambda t: t.expand(n, *t.shape), value))
+
+    def _refuse(self, *_: Any) -> Any:
+        raise PlacementError(
+            "client memory lives at the clients; ask for it with fed.gather or fed.mean and a work that returns it."
+        )
+
+    __getitem__ = __iter__ = __len__ = __array__ = __float__ = _refuse
+
+
+def held(memory: Memory) -> Tree:
+    """The rows inside, for engines and checkpoints only."""
+    return memory._held

@@ -1,0 +1,8 @@
+"""One published idea a file."""
+
+from coterie.methods.base import Method, View
+from coterie.methods.fedavg import fedavg
+from coterie.methods.local_train import local_train
+from coterie.methods.meritfed import meritfed
+
+__all__ = ["Method", "View", "fedavg", "local_train", "meritfed"]

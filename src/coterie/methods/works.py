@@ -1,0 +1,61 @@
+"""Works that several methods ask for."""
+
+from torch import Tensor
+
+from coterie.federation import Batch, Rows, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.numerics import Draw
+
+
+def _own(shard: Shard) -> Rows:
+    """The rows a holder learns from: its training rows, or its validation rows if it has nothing else."""
+    rows = shard.train if shard.train is not None else shard.valid
+    if rows is None:
+        raise ValueError("a shard without rows")
+    return rows
+
+
+def _goal(shard: Shard) -> Rows:
+    """The rows that define the target's goal."""
+    rows = shard.valid if shard.valid is not None else shard.train
+    if rows is None:
+        raise ValueError("a shard without rows")
+    return rows
+
+
+def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
+    """One batch with replacement."""
+    if isinstance(size, str):
+        return rows.all()
+    return rows.take(draw.batches(rows.count, size, 1)[0])
+
+
+@work
+def gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """g_k(x): the gradient at x on one batch, or on all rows where static.batch is "all"."""
+    rows = _own(shard)
+    if static.batch == "all":
+        return shard.task.full_gradient(shared, rows)
+    return shard.task.gradient(shared, draw_batch(rows, static.batch, draw))
+
+
+@work
+def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """∇L_0(x) at the target, on one batch or on all its validation rows."""
+    rows = _goal(shard)
+    if static.batch == "all":
+        return shard.task.full_gradient(shared, rows)
+    return shard.task.gradient(shared, draw_batch(rows, static.batch, draw))
+
+
+@work
+def sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
+    x, rows = shared, _own(shard)
+    if static.batch == "all":
+        for _ in range(static.steps):
+            x = x - static.step * shard.task.full_gradient(x, rows)
+        return x
+    for index in draw.batches(rows.count, static.batch, static.steps):
+        x = x - static.step * shard.task.gradient(x, rows.take(index))
+    return x

@@ -1,0 +1,124 @@
+"""Randomness as a pure function of (seed, round, phase, client, step, slot).
+
+A draw is a 64-bit key; every coordinate is folded into it by the finaliser of SplitMix64, and the slot-th number of
+a draw is the hash of key and slot. There is no generator and no hidden state, so a number does not depend on which
+clients are present, in which order or where they are computed, or whether the run was interrupted. Keys are tensors:
+under `vmap`, or with a vector of client ids, one call draws for all clients.
+"""
+
+from dataclasses import dataclass
+from math import prod, tau
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_COORDINATES = {"seed": 1, "round": 2, "phase": 3, "client": 4, "step": 5}
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift (int64's own is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _signed(_MIX1)
+    x = (x ^ _shift(x, 27)) * _signed(_MIX2)
+    return x ^ _shift(x, 31)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A place in the tree of random numbers. Fold in coordinates, then ask for values."""
+
+    key: Tensor
+
+    @staticmethod
+    def of(seed: int, device: torch.device | str = "cpu") -> "Draw":
+        """The root for one seed."""
+        return Draw(torch.zeros((), dtype=torch.int64, device=device))._fold("seed", seed)
+
+    def round(self, index: int) -> "Draw":
+        """The draws of one round."""
+        return self._fold("round", index)
+
+    def phase(self, name: str) -> "Draw":
+        """The draws of one named purpose within a round."""
+        return self._fold("phase", crc32(name.encode()))
+
+    def client(self, ids: int | Tensor) -> "Draw":
+        """The draws of one client, or of each of a vector of clients."""
+        return self._fold("client", ids)
+
+    def step(self, index: int | Tensor) -> "Draw":
+        """The draws of one local step."""
+        return self._fold("step", index)
+
+    def _fold(self, coordinate: str, value: int | Tensor) -> "Draw":
+        tag = _COORDINATES[coordinate]
+        salted = self.key * _signed(_GOLDEN) + tag
+        return Draw(_mix(_mix(salted) ^ (_signed(value) if isinstance(value, int) else value)))
+
+    def bits(self, *shape: int) -> Tensor:
+        """Uniform int64 words of shape key.shape + shape."""
+        slots = torch.arange(1, prod(shape) + 1, dtype=torch.int64, device=self.key.device)
+        words = _mix(self.key[..., None] + slots * _signed(_GOLDEN))
+        return words.reshape(*self.key.shape, *shape)
+
+    def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uniform on [0, 1), with every bit of the dtype's mantissa random."""
+        digits = 53 if dtype == torch.float64 else 24
+        return _shift(self.bits(*shape), 64 - digits).to(dtype) * 2.0**-digits
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard Gaussians (Box and Muller)."""
+        u = self.uniform(2, *shape, dtype=dtype)
+        radius, angle = u.unbind(self.key.dim())
+        return (-2.0 * torch.log1p(-radius)).sqrt() * torch.cos(tau * angle)
+
+    def sphere(self, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uniform on the unit sphere of R^n."""
+        v = self.normal(n, dtype=dtype)
+        return v / v.norm(dim=-1, keepdim=True)
+
+    def bernoulli(self, probability: float, *shape: int) -> Tensor:
+        """True with the given probability."""
+        return self.uniform(*shape, dtype=torch.float32) < probability
+
+    def integers(self, high: int | Tensor, *shape: int) -> Tensor:
+        """Uniform on {0 … high − 1}, high < 2³¹; high may be one number a key."""
+        if isinstance(high, Tensor):
+            high = high.reshape(*high.shape, *(1,) * len(shape))
+        return (_shift(self.bits(*shape), 33) * high) >> 31
+
+    def batches(self, count: int | Tensor, size: int, steps: int) -> Tensor:
+        """Row numbers [steps, size] below count, with replacement: all batches of a local walk at once."""
+        return self.integers(count, steps, size)
+
+    def permutation(self, n: int, count: int | Tensor | None = None) -> Tensor:
+        """A random order of {0 … n − 1}; with count ≤ n, the numbers below count come first."""
+        words = _shift(self.bits(n), 1)
+        if count is not None:
+            below = torch.arange(n, device=words.device) < (count[..., None] if isinstance(count, Tensor) else count)
+            words = torch.where(below, words, torch.iinfo(torch.int64).max)
+        return words.argsort(dim=-1, stable=True)
+
+    def subset(self, n: int, size: int, count: int | Tensor | None = None) -> Tensor:
+        """size distinct numbers below n (below count, if given), ascending."""
+        return self.permutation(n, count)[..., :size].sort(dim=-1).values
+
+    def distinct_batches(self, capacity: int, count: int | Tensor, size: int, steps: int) -> Tensor:
+        """Row numbers [steps, size] below count ≤ capacity, without replacement within a batch; needs size ≤ count."""
+        steps_ = torch.arange(steps, dtype=torch.int64, device=self.key.device)
+        per_step = Draw(self.key[..., None]).step(steps_)
+        below = count[..., None] if isinstance(count, Tensor) else count
+        return per_step.permutation(capacity, below)[..., :size]

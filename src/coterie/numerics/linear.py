@@ -1,0 +1,52 @@
+"""Solvers of H x = b that see H only through products, so that H may live on clients."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Matvec = Callable[[Tensor], Tensor]
+
+
+def neumann(matvec: Matvec, b: Tensor, *, scale: float, terms: int) -> Tensor:
+    """(1/ℓ) Σ_{n<N} (I − H/ℓ)ⁿ b ≈ H⁻¹ b, with ℓ = scale ≥ ‖H‖ and N = terms; costs N − 1 products."""
+    term = b / scale
+    total = term
+    for _ in range(terms - 1):
+        term = term - matvec(term) / scale
+        total = total + term
+    return total
+
+
+class CGResult(NamedTuple):
+    """What conjugate gradients found and how far it got."""
+
+    x: Tensor
+    residual: float
+    steps: int
+    converged: bool
+
+
+def conjugate_gradients(
+    matvec: Matvec, b: Tensor, *, steps: int, tolerance: float = 0.0, x0: Tensor | None = None
+) -> CGResult:
+    """Solve H x = b for symmetric positive definite H; one product a step, and one more if x0 is given."""
+    x = torch.zeros_like(b) if x0 is None else x0
+    r = b if x0 is None else b - matvec(x)
+    p = r
+    rr = r @ r
+    goal = tolerance**2 * float(b @ b)
+    taken = 0
+    while taken < steps and float(rr) > goal:
+        hp = matvec(p)
+        curvature = p @ hp
+        if float(curvature) <= 0.0:  # H is not positive definite along p: the best point so far is the answer
+            break
+        alpha = rr / curvature
+        x = x + alpha * p
+        r = r - alpha * hp
+        rr, previous = r @ r, rr
+        p = r + (rr / previous) * p
+        taken += 1
+    return CGResult(x, float(rr.sqrt()), taken, float(rr) <= goal)

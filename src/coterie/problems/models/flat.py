@@ -1,0 +1,80 @@
+"""A model is a specification and one flat vector θ ∈ R^d; un-flattening is views.
+
+The module becomes a pure function of (θ, inputs). Batch norm uses the statistics of the batch at hand and keeps no
+running buffers, so clients cannot share them by accident; dropout is off. Other buffers are constants.
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from coterie.errors import UsageError
+
+
+class FlatModel:
+    """θ ↦ module, for any nn.Module. The given module is copied, never changed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = deepcopy(module).eval()
+        self.mixes_rows = False
+        for part in self._module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.train()
+                part.track_running_stats = False
+                part.running_mean = part.running_var = part.num_batches_tracked = None
+                self.mixes_rows = True
+        parameters = list(self._module.named_parameters())
+        if not parameters:
+            raise UsageError(f"the model {type(module).__name__} has no parameters; there is nothing to train.")
+        self._layout = [(name, tuple(p.shape), p.numel()) for name, p in parameters]
+        self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
+        self.size = len(self.start)
+
+    def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
+        """Named views into θ."""
+        views, offset = {}, 0
+        for name, shape, length in self._layout:
+            views[name] = theta[offset : offset + length].view(shape)
+            offset += length
+        return views
+
+    def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """The module's output at θ."""
+        return functional_call(self._module, self.unflatten(theta), (inputs,))
+
+    def activation_numbers(self, inputs: Tensor) -> int:
+        """How many numbers all layers put out for these inputs."""
+        count = 0
+
+        def add(module: nn.Module, args: Any, output: Any) -> None:
+            nonlocal count
+            count += output.numel() if isinstance(output, Tensor) else 0
+
+        hooks = [part.register_forward_hook(add) for part in self._module.modules()]
+        try:
+            with torch.no_grad():
+                self(self.start, inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return count
+
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "FlatModel":
+        """The same model for other numbers or another device."""
+        moved = deepcopy(self)
+        moved._module = moved._module.to(device=device, dtype=dtype)
+        moved.start = self.start.to(device=device, dtype=dtype)
+        return moved
+
+    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
+        """θ as the module's ordinary named parameters, for saving."""
+        return {name: view.detach().clone() for name, view in self.unflatten(theta).items()}
+
+    def module(self, theta: Tensor) -> nn.Module:
+        """An ordinary module with these parameters."""
+        copy = deepcopy(self._module)
+        copy.load_state_dict(self.state_dict(theta), strict=False)
+        return copy

@@ -1,0 +1,106 @@
+"""The weighting problem: whose data make a model that is good for the target?
+
+min_w F(w) = L_0(θ*(w))   s.t.   θ*(w) = argmin_θ Σ_k w_k L_k(θ)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.federation import Rows, Shard, Stack, pack
+from coterie.problems.models import FlatModel
+from coterie.problems.task import RowLoss, Supervised, check_labels
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """Shards, target, model, loss and measures. Known friends of the target come first among the clients."""
+
+    task: Supervised
+    train: Stack
+    target: Shard | None
+    start: Tensor
+    test: Rows | None = None
+    valid: Stack | None = None
+    friends: int | None = None
+    exact: Any = None
+
+    @property
+    def clients(self) -> int:
+        """How many there are."""
+        return len(self.train)
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What methods may rely on."""
+        has = set(self.task.offers)
+        if self.target is not None:
+            has.add("target")
+        if self.friends is not None:
+            has.add("friends")
+        return frozenset(has)
+
+    def measure(self, theta: Tensor, weights: Tensor | None) -> dict[str, float]:
+        """What the record says of a model and its weights."""
+        measures: dict[str, float] = {}
+        if self.test is not None:
+            measures |= self.task.measure(theta, self.test, "test")
+        if self.target is not None and self.target.valid is not None:
+            measures |= self.task.measure(theta, self.target.valid, "validation")
+        if self.exact is not None:
+            measures |= self.exact.measure(theta, weights)
+        return measures
+
+
+def weighting(
+    shards: Sequence[Any],
+    target: Any,
+    model: FlatModel,
+    loss: str | RowLoss,
+    *,
+    test: Any = None,
+    friends: int | None = None,
+    l2: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    **more: Any,
+) -> Weighting:
+    """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs."""
+    place: dict[str, Any] = {"dtype": dtype, "device": device}
+    model = model.to(**place)
+    train = pack(shards).to(**place)
+    goal = None if target is None else pack([target], who="target").to(**place)
+    held_out = None if test is None else pack([test], who="test set").to(**place)
+    for part, who in ((goal, "the target"), (held_out, "the test set")):
+        if part is not None and part.columns[0].shape[1:] != train.columns[0].shape[1:]:
+            raise UsageError(
+                f"the rows of {who} have shape {tuple(part.columns[0].shape[1:])}, those of the clients "
+                f"{tuple(train.columns[0].shape[1:])}; bring all to one form."
+            )
+    task = Supervised.of(model, loss, l2=l2)
+    outputs = _outputs(task, train.client(0))
+    if task.loss_by_row.__name__ == "cross_entropy":
+        task = Supervised.of(model, loss, l2=l2, classes=outputs)
+    for part, who in ((train, "the clients"), (goal, "the target"), (held_out, "the test set")):
+        if part is not None:
+            check_labels(task, part.columns[-1], who)
+    shard = None if goal is None else Shard(task, None, goal.client(0))
+    rows = None if held_out is None else held_out.client(0)
+    return Weighting(task, train, shard, model.start, rows, friends=friends, **more)
+
+
+def _outputs(task: Supervised, rows: Rows) -> int:
+    """The number of outputs, found by running the model on two rows; a misfit is explained."""
+    inputs = rows.all().inputs[:2]
+    try:
+        with torch.no_grad():
+            out = task.model(task.model.start, inputs)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"the model does not take inputs of shape {tuple(inputs.shape)}: {str(error).splitlines()[0]}"
+        ) from None
+    return int(out.shape[1]) if out.dim() > 1 else 1
