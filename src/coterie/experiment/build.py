@@ -67,9 +67,9 @@ def check_needs(method: Method, problem: Any, problem_name: str) -> None:
     if not missing:
         return
     fitting = [e.name for e in METHODS if e.make().needs <= problem.offers]
+    offers = ", ".join(sorted(problem.offers))
     raise UsageError(
-        f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {', '.join(sorted(problem.offers))}. "
-        f""
+        f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "
         f"Methods that fit: {', '.join(fitting) or 'none'}."
     )
 

@@ -157,7 +157,7 @@ class _Run:
     def record(self, state: Any, rounds: int) -> None:
         view = self.parts.method.view(state)
         total = self.done.ledger["total"]
-        measures = self.parts.problem.measure(view.model, view.weights)
+        measures = self.parts.problem.measure(view)
         line = {"round": rounds, **measures, **weight_statistics(view.weights, self.parts.problem.friends)}
         line |= {"seconds": round(self.done.seconds, 3), "communication": total}
         self.history.append(line)
@@ -213,7 +213,7 @@ class _Run:
                 "coterie_method": config.run.method,
                 "coterie_problem": config.run.problem,
             }
-            save_model(self.folder / "model.safetensors", self.parts.problem.task.model.state_dict(view.model), about)
+            save_model(self.folder / "model.safetensors", self.parts.problem.named(view), about)
             write_json(self.folder / "ledger.json", ledger.as_dict())
             write_json(self.folder / "summary.json", summary)
         if self.observer:

@@ -1,8 +1,9 @@
 """One published idea a file."""
 
-from coterie.methods.base import Method, View
+from coterie.methods.base import Method
 from coterie.methods.fedavg import fedavg
 from coterie.methods.local_train import local_train
 from coterie.methods.meritfed import meritfed
+from coterie.problems.view import View
 
 __all__ = ["Method", "View", "fedavg", "local_train", "meritfed"]

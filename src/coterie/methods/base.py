@@ -2,19 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import Any
 
 from coterie.federation import Federation
 from coterie.numerics import Draw
-
-
-class View(NamedTuple):
-    """What records and users see of a state: the model [d], and the weights [K] of a method that has some."""
-
-    model: Tensor
-    weights: Tensor | None = None
+from coterie.problems.view import View
 
 
 @dataclass(frozen=True)

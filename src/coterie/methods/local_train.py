@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.federation import Federation
-from coterie.methods.base import Method, View
+from coterie.methods.base import Method
 from coterie.methods.works import sgd_walk
 from coterie.numerics import Draw
 from coterie.problems.parameters import BatchSize, Count, Positive
+from coterie.problems.view import View
 
 
 class LocalTrainState(NamedTuple):

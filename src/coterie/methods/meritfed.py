@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from coterie.federation import Federation
-from coterie.methods.base import Method, View
+from coterie.methods.base import Method
 from coterie.methods.works import goal_gradient, gradient
 from coterie.numerics import Draw, entropic_step, uniform
 from coterie.problems.parameters import BatchSize, Count, Positive
+from coterie.problems.view import View
 
 
 class MeritFedState(NamedTuple):

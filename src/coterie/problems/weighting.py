@@ -14,6 +14,7 @@ from coterie.errors import UsageError
 from coterie.federation import Rows, Shard, Stack, pack
 from coterie.problems.models import FlatModel
 from coterie.problems.task import RowLoss, Supervised, check_labels
+from coterie.problems.view import View
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,21 @@ class Weighting:
             has.add("friends")
         return frozenset(has)
 
-    def measure(self, theta: Tensor, weights: Tensor | None) -> dict[str, float]:
+    def measure(self, view: View) -> dict[str, float]:
         """What the record says of a model and its weights."""
+        theta = view.model
         measures: dict[str, float] = {}
         if self.test is not None:
             measures |= self.task.measure(theta, self.test, "test")
         if self.target is not None and self.target.valid is not None:
             measures |= self.task.measure(theta, self.target.valid, "validation")
         if self.exact is not None:
-            measures |= self.exact.measure(theta, weights)
+            measures |= self.exact.measure(theta, view.weights)
         return measures
+
+    def named(self, view: View) -> dict[str, Tensor]:
+        """The model's parameters by name, as they are saved."""
+        return self.task.model.state_dict(view.model)
 
 
 def weighting(

@@ -1,0 +1,14 @@
+"""What is seen of a method's state: by problems, which measure it, and by records."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class View(NamedTuple):
+    """The model [d] (the outer variable x of a nested problem), client weights [K] where there are some, and the
+    inner variable y of a nested problem."""
+
+    model: Tensor
+    weights: Tensor | None = None
+    inner: Tensor | None = None
