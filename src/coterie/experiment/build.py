@@ -63,10 +63,10 @@ def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str
 
 def check_needs(method: Method, problem: Any, problem_name: str) -> None:
     """Refuse a method whose needs the problem does not offer, and say which methods fit."""
-    missing = sorted(method.needs - problem.offers)
-    if not missing:
+    if method.fits(problem.offers):
         return
-    fitting = [e.name for e in METHODS if e.make().needs <= problem.offers]
+    missing = sorted(method.needs - problem.offers)
+    fitting = [e.name for e in METHODS if e.make().fits(problem.offers)]
     offers = ", ".join(sorted(problem.offers))
     raise UsageError(
         f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "

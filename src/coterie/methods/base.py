@@ -1,7 +1,7 @@
 """What a method is: two pure functions over one frozen state, and a view of that state for records."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from coterie.federation import Federation
@@ -11,11 +11,18 @@ from coterie.problems.view import View
 
 @dataclass(frozen=True)
 class Method:
-    """A published algorithm. `needs` is checked against what the problem offers before the first round."""
+    """A published algorithm.
+
+    `needs`, or one of its `alternatives`, must be among what the problem offers; checked before the first round.
+    """
 
     name: str
     init: Callable[[Any, int], Any]
     round: Callable[[Federation, Any, Draw], Any]
     view: Callable[[Any], View]
     needs: frozenset[str] = frozenset({"gradient"})
-    settings: dict[str, Any] = field(default_factory=dict)
+    alternatives: tuple[frozenset[str], ...] = ()
+
+    def fits(self, offers: frozenset[str]) -> bool:
+        """Whether a problem that offers this can be solved."""
+        return any(needs <= offers for needs in (self.needs, *self.alternatives))
