@@ -1,1 +1,34 @@
 """Federated learning that learns whom to learn from."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie import methods
+    from coterie.errors import CoterieError, RunError, UsageError
+    from coterie.facade import Federation, Fit, fit
+
+__version__ = "0.1.0"
+__all__ = ["CoterieError", "Federation", "Fit", "RunError", "UsageError", "fit", "methods"]
+
+_HOME = {
+    "CoterieError": "coterie.errors",
+    "RunError": "coterie.errors",
+    "UsageError": "coterie.errors",
+    "Federation": "coterie.facade",
+    "Fit": "coterie.facade",
+    "fit": "coterie.facade",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when first used, so that the command line's --help does not wait for torch."""
+    if name == "methods":
+        return import_module("coterie.methods")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'coterie' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

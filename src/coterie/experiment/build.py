@@ -1,6 +1,8 @@
 """From a configuration to live objects: problem, method, federation; misfits are explained before the first round."""
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -15,6 +17,7 @@ from coterie.problems import Context
 from coterie.problems.registry import problem_entry
 
 MEGABYTE = 1 << 20
+SMALL_WORK = 64 * MEGABYTE
 TYPICAL_BATCH = 32
 
 
@@ -35,8 +38,30 @@ def assemble(config: Config) -> Parts:
     problem = problem_entry(config.run.problem).make(context, **config.problem)
     method = method_entry(config.run.method).make(**config.method)
     check_needs(method, problem, config.run.problem)
-    fed, chosen = federate(problem, config.federation)
-    return Parts(config.with_federation(**chosen), problem, method, fed)
+    threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
+    with using_threads(threads):
+        fed, chosen = federate(problem, config.federation)
+    return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
+
+
+@contextmanager
+def using_threads(count: int | Literal["auto"]) -> Iterator[None]:
+    """So many threads inside, as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count == "auto" else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _threads(problem: Any) -> int:
+    """One thread where all clients together are little work: more would only wait for each other.
+
+    A rule, not a measurement, because sums may depend on it in the last bit and two runs must agree.
+    """
+    work = problem.clients * problem.task.footprint(problem.train.client(0), problem.train.capacity)
+    return 1 if work < SMALL_WORK else torch.get_num_threads()
 
 
 def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str, Any]]:

@@ -34,6 +34,7 @@ class RunTable(_Table):
     engine: Literal["local"] = "local"
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
+    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     record: Count = 1
     checkpoint: Count = 1
     baselines: list[str] | None = None
@@ -114,8 +115,8 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     given = {name: dict(tables.get(name, {})) for name in TABLES}
     if "active" in given["problem"]:  # an alias that other tools use
         given["federation"].setdefault("active", given["problem"].pop("active"))
-    run = _table(RunTable, "run", given["run"])
-    federation = _table(FederationTable, "federation", given["federation"])
+    run = checked_table(RunTable, "run", given["run"])
+    federation = checked_table(FederationTable, "federation", given["federation"])
     method, problem = method_entry(run.method), problem_entry(run.problem)
     if run.baselines is None:
         wanted = problem.baselines if method.learns_weights else ()
@@ -126,7 +127,8 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     return Config(run, settings, checked(problem.make, "problem", given["problem"]), federation)
 
 
-def _table(kind: type[T], name: str, values: Mapping[str, Any]) -> T:
+def checked_table(kind: type[T], name: str, values: Mapping[str, Any]) -> T:
+    """One table, complete and within bounds."""
     for key in values:
         if key not in kind.model_fields:
             raise unknown(f"key in [{name}]", key, kind.model_fields)

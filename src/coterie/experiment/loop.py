@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.errors import NoClients, UsageError
 from coterie.experiment import checkpoint
-from coterie.experiment.build import Parts
+from coterie.experiment.build import Parts, using_threads
 from coterie.experiment.files import write_json
 from coterie.experiment.records import Records, save_model
 from coterie.federation.ledger import Ledger
@@ -54,6 +54,7 @@ class Result(NamedTuple):
     ledger: Ledger
     summary: dict[str, Any]
     state: Any
+    weights: list[tuple[int, Tensor]]
 
 
 class _Done(NamedTuple):
@@ -83,7 +84,7 @@ def run_rounds(parts: Parts, folder: Path | None, observer: Observer | None = No
     if observer is not None:
         observer.started(parts, done.rounds)
     try:
-        with _terminable():
+        with _terminable(), using_threads(parts.config.run.threads):
             outcome = run.rounds()
     except KeyboardInterrupt:
         outcome = Outcome("stopped", _how_to_resume(folder))
@@ -112,6 +113,7 @@ class _Run:
         )
         self.draw = Draw.of(parts.config.run.seed, device=parts.fed.sizes.device)
         self.history = _history(folder, records) if done.rounds else []
+        self.weights: list[tuple[int, Tensor]] = []
         self.lengths = records.flush() if records else {}
         self.clock = perf_counter() - done.seconds
         self.saved = done.rounds if done.rounds else -1
@@ -161,6 +163,8 @@ class _Run:
         line = {"round": rounds, **measures, **weight_statistics(view.weights, self.parts.problem.friends)}
         line |= {"seconds": round(self.done.seconds, 3), "communication": total}
         self.history.append(line)
+        if view.weights is not None and self.records is None:  # with a folder they are in weights.csv
+            self.weights.append((rounds, view.weights))
         if self.records:
             self.records.metrics(line)
             if view.weights is not None:
@@ -218,7 +222,7 @@ class _Run:
             write_json(self.folder / "summary.json", summary)
         if self.observer:
             self.observer.ended(summary)
-        return Result(view, self.history, ledger, summary, self.done.state)
+        return Result(view, self.history, ledger, summary, self.done.state, self.weights)
 
 
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:

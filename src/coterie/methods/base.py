@@ -1,11 +1,14 @@
 """What a method is: two pure functions over one frozen state, and a view of that state for records."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from types import MappingProxyType
 from typing import Any
 
 from coterie.federation import Federation
 from coterie.numerics import Draw
+from coterie.problems.parameters import checked
 from coterie.problems.view import View
 
 
@@ -22,7 +25,19 @@ class Method:
     view: Callable[[Any], View]
     needs: frozenset[str] = frozenset({"gradient"})
     alternatives: tuple[frozenset[str], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem that offers this can be solved."""
         return any(needs <= offers for needs in (self.needs, *self.alternatives))
+
+
+def validated(make: Callable[..., Method]) -> Callable[..., Method]:
+    """A factory whose settings are checked against its signature: unknown names, types and bounds are explained."""
+
+    @wraps(make)
+    def checked_make(**settings: Any) -> Method:
+        complete = checked(make, make.__name__, settings)
+        return replace(make(**complete), settings=MappingProxyType(complete))
+
+    return checked_make

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from coterie.federation import Federation
-from coterie.methods.base import Method
+from coterie.methods.base import Method, validated
 from coterie.methods.works import sgd_walk
 from coterie.numerics import Draw
 from coterie.problems.parameters import BatchSize, Count, Positive
@@ -21,6 +21,7 @@ class FedAvgState(NamedTuple):
     x: Tensor
 
 
+@validated
 def fedavg(
     *,
     step: Positive = 0.1,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.federation import Federation
-from coterie.methods.base import Method
+from coterie.methods.base import Method, validated
 from coterie.methods.works import sgd_walk
 from coterie.numerics import Draw
 from coterie.problems.parameters import BatchSize, Count, Positive
@@ -18,6 +18,7 @@ class LocalTrainState(NamedTuple):
     x: Tensor
 
 
+@validated
 def local_train(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20) -> Method:
     """Gradient descent on the target's shard. No client is asked."""
 

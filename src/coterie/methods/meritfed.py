@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from coterie.federation import Federation
-from coterie.methods.base import Method
+from coterie.methods.base import Method, validated
 from coterie.methods.works import goal_gradient, gradient
 from coterie.numerics import Draw, entropic_step, uniform
 from coterie.problems.parameters import BatchSize, Count, Positive
@@ -27,6 +27,7 @@ class MeritFedState(NamedTuple):
     w: Tensor
 
 
+@validated
 def meritfed(
     *,
     step: Positive = 0.1,

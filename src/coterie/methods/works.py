@@ -30,13 +30,26 @@ def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
     return rows.take(draw.batches(rows.count, size, 1)[0])
 
 
+def own_gradient(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
+    """∇L_k(θ) on one batch of the holder's rows, or on all of them where size is "all"."""
+    rows = _own(shard)
+    if isinstance(size, str):
+        return shard.task.full_gradient(theta, rows)
+    return shard.task.gradient(theta, draw_batch(rows, size, draw))
+
+
+def own_product(shard: Shard, theta: Tensor, v: Tensor, size: int | str, draw: Draw) -> Tensor:
+    """∇²L_k(θ) v on one batch of the holder's rows, or on all of them where size is "all"."""
+    rows = _own(shard)
+    if isinstance(size, str):
+        return shard.task.full_hvp(theta, v, rows)
+    return shard.task.hvp(theta, v, draw_batch(rows, size, draw))
+
+
 @work
 def gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """g_k(x): the gradient at x on one batch, or on all rows where static.batch is "all"."""
-    rows = _own(shard)
-    if static.batch == "all":
-        return shard.task.full_gradient(shared, rows)
-    return shard.task.gradient(shared, draw_batch(rows, static.batch, draw))
+    return own_gradient(shard, shared, static.batch, draw)
 
 
 @work

@@ -17,6 +17,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _COORDINATES = {"seed": 1, "round": 2, "phase": 3, "client": 4, "step": 5}
+_DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def _signed(value: int) -> int:
@@ -66,7 +67,9 @@ class Draw:
     def _fold(self, coordinate: str, value: int | Tensor) -> "Draw":
         tag = _COORDINATES[coordinate]
         salted = self.key * _signed(_GOLDEN) + tag
-        return Draw(_mix(_mix(salted) ^ (_signed(value) if isinstance(value, int) else value)))
+        # A vector of int32 ids would otherwise turn the scalar key into int32.
+        word = value.to(torch.int64) if isinstance(value, Tensor) else _signed(int(value))
+        return Draw(_mix(_mix(salted) ^ word))
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words of shape key.shape + shape."""
@@ -76,7 +79,7 @@ class Draw:
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform on [0, 1), with every bit of the dtype's mantissa random."""
-        digits = 53 if dtype == torch.float64 else 24
+        digits = _DIGITS[dtype]
         return _shift(self.bits(*shape), 64 - digits).to(dtype) * 2.0**-digits
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

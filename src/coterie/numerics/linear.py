@@ -11,6 +11,8 @@ Matvec = Callable[[Tensor], Tensor]
 
 def neumann(matvec: Matvec, b: Tensor, *, scale: float, terms: int) -> Tensor:
     """(1/ℓ) Σ_{n<N} (I − H/ℓ)ⁿ b ≈ H⁻¹ b, with ℓ = scale ≥ ‖H‖ and N = terms; costs N − 1 products."""
+    if terms < 1:
+        return torch.zeros_like(b)
     term = b / scale
     total = term
     for _ in range(terms - 1):
@@ -32,6 +34,8 @@ def conjugate_gradients(
     matvec: Matvec, b: Tensor, *, steps: int, tolerance: float = 0.0, x0: Tensor | None = None
 ) -> CGResult:
     """Solve H x = b for symmetric positive definite H; one product a step, and one more if x0 is given."""
+    if not b.any():  # then the solution is zero, wherever one starts
+        x0 = None
     x = torch.zeros_like(b) if x0 is None else x0
     r = b if x0 is None else b - matvec(x)
     p = r
@@ -41,7 +45,7 @@ def conjugate_gradients(
     while taken < steps and float(rr) > goal:
         hp = matvec(p)
         curvature = p @ hp
-        if float(curvature) <= 0.0:  # H is not positive definite along p: the best point so far is the answer
+        if not float(curvature) > 0.0:  # H is not positive definite along p, or NaN: keep the best point so far
             break
         alpha = rr / curvature
         x = x + alpha * p

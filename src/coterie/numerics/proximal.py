@@ -1,12 +1,14 @@
 """Small proximal maps."""
 
+import torch
 from torch import Tensor
 
 
 def project_ball(v: Tensor, radius: float) -> Tensor:
     """The nearest point of {‖v‖ ≤ radius}, along the last dimension."""
-    norm = v.norm(dim=-1, keepdim=True)
-    return v * (radius / norm.clamp(min=radius))
+    largest = v.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
+    norm = largest * (v / largest).norm(dim=-1, keepdim=True).clamp(min=1.0)  # squares of v itself could overflow
+    return torch.where(norm > radius, v / norm * radius, v)
 
 
 def soft_threshold(v: Tensor, threshold: float) -> Tensor:

@@ -3,6 +3,8 @@
 Every function works on the last dimension, so a matrix of rows is projected in one call.
 """
 
+from math import ceil
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,8 @@ def uniform(n: int, like: Tensor | None = None) -> Tensor:
 def project_simplex(v: Tensor) -> Tensor:
     """Π_Δ(v), exactly, by one sort: O(n log n)."""
     n = v.shape[-1]
+    # Only differences matter, and whatever is 1 below the largest gets nothing: so no scale of v costs a digit.
+    v = (v - v.amax(-1, keepdim=True)).clamp(min=-1.0)
     u = v.sort(dim=-1, descending=True).values
     excess = u.cumsum(-1) - 1.0
     ranks = torch.arange(1, n + 1, dtype=v.dtype, device=v.device)
@@ -28,7 +32,7 @@ def project_simplex(v: Tensor) -> Tensor:
 def project_capped_simplex(v: Tensor, cap: float) -> Tensor:
     """Π_{Δ_b}(v) with b = cap, exactly, by one sort of the 2n kinks: O(n log n).
 
-    The solution is clamp(v − t, 0, b); Σ clamp(v − t, 0, b) falls piecewise linearly in t, with kinks at v and
+    The solution is clamp(v − t, 0, b); Σ clamp(v − t, 0, b) grows piecewise linearly as t falls, with kinks at v and
     v − b, so the right piece is found on the sorted kinks and solved in closed form.
     """
     n = v.shape[-1]
@@ -38,25 +42,16 @@ def project_capped_simplex(v: Tensor, cap: float) -> Tensor:
         )
     if cap >= 1.0:
         return project_simplex(v)
-    u = v.sort(dim=-1).values
-    kinks = torch.cat([u - cap, u], dim=-1).sort(dim=-1).values
-    total = _clamped_sum(u, kinks, cap)  # falls from n·b (≥ 1) to 0 along the kinks
-    piece = ((total >= 1.0).sum(-1, keepdim=True) - 1).clamp(0, 2 * n - 2)
-    left, right = kinks.gather(-1, piece), kinks.gather(-1, piece + 1)
-    high, low = total.gather(-1, piece), total.gather(-1, piece + 1)
-    share = ((high - 1.0) / (high - low).clamp(min=torch.finfo(v.dtype).tiny)).clamp(0.0, 1.0)
-    return _on_the_plane((v - (left + share * (right - left))).clamp(0.0, cap), upper=cap)
-
-
-def _clamped_sum(u: Tensor, t: Tensor, cap: float) -> Tensor:
-    """Σ_i clamp(u_i − t, 0, cap) for ascending u and every t, by prefix sums."""
-    n = u.shape[-1]
-    prefix = torch.cat([torch.zeros_like(u[..., :1]), u.cumsum(-1)], dim=-1)
-    u = u.contiguous()
-    first_positive = torch.searchsorted(u, t, right=True)
-    first_capped = torch.searchsorted(u, t + cap, right=True)
-    inner = prefix.gather(-1, first_capped) - prefix.gather(-1, first_positive)
-    return inner - t * (first_capped - first_positive) + cap * (n - first_capped)
+    # With k = ⌈1/b⌉, t lies within b below the k-th largest: only what is within b of that one is not at a bound.
+    pivot = v.topk(min(n, ceil(1.0 / cap)), dim=-1).values[..., -1:]
+    v = (v - pivot).clamp(-cap, cap)
+    kinks, order = torch.cat([v, v - cap], dim=-1).sort(dim=-1, descending=True)
+    growth = torch.where(order < n, 1, -1).cumsum(-1)[..., :-1]  # of the sum, between this kink and the next
+    total = (growth * (kinks[..., :-1] - kinks[..., 1:])).cumsum(-1)  # at the next kink; up to n·b ≥ 1
+    total = torch.cat([torch.zeros_like(v[..., :1]), total], dim=-1)
+    piece = ((total < 1.0).sum(-1, keepdim=True) - 1).clamp(0, 2 * n - 2)
+    threshold = kinks.gather(-1, piece) - (1.0 - total.gather(-1, piece)) / growth.gather(-1, piece)
+    return _on_the_plane((v - threshold).clamp(0.0, cap), upper=cap)
 
 
 def _on_the_plane(w: Tensor, upper: float | None) -> Tensor:
@@ -70,6 +65,9 @@ def _on_the_plane(w: Tensor, upper: float | None) -> Tensor:
 def entropic_step(w: Tensor, gradient: Tensor, step: float) -> Tensor:
     """One step of entropic mirror descent, w_k exp(−step · gradient_k) / Z, in log space.
 
-    A weight of zero stays zero; an exponent of any finite size neither over- nor underflows the sum.
+    A weight of zero stays zero. Gradients are measured from the least one that counts, so a common part of any size
+    costs no digit and an exponent of any size neither over- nor underflows the sum.
     """
-    return torch.softmax(w.log() - step * gradient, dim=-1)
+    absent = w == 0.0
+    least = torch.where(absent, torch.inf, gradient).amin(-1, keepdim=True)
+    return torch.softmax(torch.where(absent, -torch.inf, w.log() - step * (gradient - least)), dim=-1)

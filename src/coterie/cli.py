@@ -1,0 +1,152 @@
+"""The command line. Commands are thin; heavy imports happen inside them, so that --help is quick."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.errors import CoterieError, unknown
+
+app = typer.Typer(
+    name="coterie",
+    help="Federated learning that learns whom to learn from.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A configuration file; what it leaves out has defaults.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any setting, for example method.step=0.1.")
+]
+
+
+@app.command(epilog="Example: coterie run --method meritfed --problem friends --rounds 200 --out runs/first")
+def run(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="See `coterie list methods`.")] = None,
+    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where clients live: local.")] = None,
+    set_: Sets = None,
+    json: Json = False,
+    force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
+) -> None:
+    """Train with the clients, learn their weights, and show who helped.
+
+    With nothing else: digits at 15 clients, of which 5 are the target's friends.
+    """
+    from coterie.experiment import config as configuration
+    from coterie.experiment.run import run as run_experiment
+
+    given = {"method": method, "problem": problem, "rounds": rounds, "seed": seed, "engine": engine}
+    flags = {f"run.{key}": value for key, value in given.items() if value is not None}
+    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    folder = out or _new_folder(resolved.run.problem, resolved.run.method, resolved.run.seed)
+    _show(lambda watch: run_experiment(resolved, folder, watch, force=force), folder, json)
+
+
+@app.command(epilog="Example: coterie resume runs/first")
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The result folder of the interrupted run.")], json: Json = False
+) -> None:
+    """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
+    from coterie.experiment.run import resume as resume_experiment
+
+    _show(lambda watch: resume_experiment(folder, watch), folder, json)
+
+
+@app.command("list", epilog="Example: coterie list methods --json")
+def list_(what: Annotated[str, typer.Argument(help="methods, problems or papers")], json: Json = False) -> None:
+    """What there is: methods, problems, papers."""
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = _listing(what)
+    if json:
+        print(jsonlib.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(highlight=False).print(table)
+
+
+def _listing(what: str) -> list[dict[str, Any]]:
+    if what not in ("methods", "problems", "papers"):
+        raise unknown("list", what, ("methods", "problems", "papers"))
+    if what == "problems":
+        from coterie.problems.registry import PROBLEMS
+
+        return [{"name": p.name, "what": p.summary} for p in PROBLEMS]
+    from coterie.methods.registry import METHODS
+
+    if what == "methods":
+        return [
+            {"name": m.name, "learns weights": m.learns_weights, "paper": m.paper, "what": m.summary} for m in METHODS
+        ]
+    papers: dict[str, list[str]] = {}
+    for m in METHODS:
+        papers.setdefault(m.paper, []).append(m.name)
+    return [{"paper": paper, "methods": names} for paper, names in sorted(papers.items())]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _show(start: Any, folder: Path, json: bool) -> None:
+    """Run with a display, then print the summary; the exit code tells whether the run finished."""
+    from coterie.report.terminal import LiveDisplay, console_for, show_summary
+
+    console = console_for(json)
+    displays: list[LiveDisplay] = []
+
+    def watch(name: str, is_baseline: bool) -> LiveDisplay:
+        displays.append(LiveDisplay(console, name, is_baseline=is_baseline))
+        return displays[-1]
+
+    try:
+        summary = start(watch)
+    finally:
+        for display in displays:
+            display.close()
+    if json:
+        print(jsonlib.dumps(summary, indent=2))
+    elif summary["outcome"] == "finished":
+        show_summary(console, summary, str(folder))
+    if summary["outcome"] != "finished":
+        raise typer.Exit(1)
+
+
+def _new_folder(problem: str, method: str, seed: int) -> Path:
+    """runs/problem-method-seed, with a number behind it if that is taken."""
+    base = Path("runs") / f"{problem}-{method}-{seed}"
+    folder, count = base, 1
+    while folder.exists():
+        count += 1
+        folder = base.with_name(f"{base.name}-{count}")
+    return folder
+
+
+def main() -> None:
+    """The entry point: an error of the user's is one paragraph on standard error, never a traceback."""
+    try:
+        app()
+    except CoterieError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("error: stopped before the first round; nothing was saved.", file=sys.stderr)
+        sys.exit(1)

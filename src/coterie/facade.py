@@ -1,0 +1,152 @@
+"""coterie from Python: a federation of one's own data and model, and `fit`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from coterie.errors import UsageError
+from coterie.experiment.build import Parts, check_needs, federate, using_threads
+from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
+from coterie.experiment.files import write_atomically, write_json
+from coterie.experiment.loop import Observer, Result, run_rounds
+from coterie.experiment.records import Records, prepare, save_model
+from coterie.federation.ledger import Ledger
+from coterie.methods import Method
+from coterie.problems.models import FlatModel
+from coterie.problems.task import RowLoss
+from coterie.problems.weighting import Weighting, weighting
+from coterie.report.terminal import comparison_table, weights_table
+
+OWN = "own data"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Your clients' shards, your validation rows, your model. Made by `Federation.local`, used by `fit`."""
+
+    problem: Weighting
+    options: FederationTable
+    dtype: str
+    device: str
+
+    @classmethod
+    def local(
+        cls,
+        shards: Sequence[Any],
+        target: Any = None,
+        *,
+        model: nn.Module,
+        loss: str | RowLoss,
+        test: Any = None,
+        l2: float = 0.0,
+        dtype: Literal["float32", "float64"] = "float32",
+        device: str = "cpu",
+        **federation: Any,
+    ) -> "Federation":
+        """All clients in this process. A shard is (inputs, labels) as tensors or arrays, or a torch Dataset.
+
+        target is the validation shard that defines the goal; test, if given, is only measured. Other keywords are
+        the settings of [federation]: active, count, norm, target_at, mode, chunk, memory.
+        """
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
+        if "target_at" in federation:
+            federation["target"] = federation.pop("target_at")
+        options = checked_table(FederationTable, "federation", federation)
+        place: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
+        problem = weighting(shards, target, FlatModel(model), loss, test=test, l2=l2, **place)
+        return cls(problem, options, dtype, device)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A trained model, who helped, and what it cost."""
+
+    _parts: Parts
+    _result: Result
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Learned client weights [K], if the method learns some."""
+        return self._result.view.weights
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained model, an ordinary module."""
+        problem: Weighting = self._parts.problem
+        return problem.task.model.module(self._result.view.model)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One entry a recorded round: losses, accuracies, weight statistics, communication."""
+        return self._result.history
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was moved, by cause."""
+        return self._result.ledger
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Outcome and final measures."""
+        return self._result.summary
+
+    def report(self) -> None:
+        """Print who helped and how good the model is."""
+        console = Console(highlight=False)
+        if self.weights is not None:
+            console.print(weights_table(self.weights.tolist(), self._parts.problem.friends))
+        console.print(comparison_table(self.summary))
+
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write a result folder: summary, metrics, weights, ledger and the model."""
+        folder = Path(folder)
+        prepare(folder, force=force)
+        records = Records(folder)
+        for line in self.history:
+            records.metrics(line)
+        for round_, weights in self._result.weights:
+            records.weights(round_, weights)
+        records.flush()
+        records.close()
+        write_atomically(folder / "config.toml", self._parts.config.as_toml().encode())
+        write_json(folder / "ledger.json", self.ledger.as_dict())
+        write_json(folder / "summary.json", self.summary)
+        about = {"format": "pt", "coterie_method": self._parts.method.name}
+        save_model(folder / "model.safetensors", self._parts.problem.named(self._result.view), about)
+        return folder
+
+
+def fit(
+    fed: Federation,
+    method: Method,
+    rounds: int = 100,
+    *,
+    seed: int = 0,
+    record: int = 1,
+    threads: int | Literal["auto"] = "auto",
+    observer: Observer | None = None,
+) -> Fit:
+    """Train. The same seed gives the same result, bit for bit."""
+    if not isinstance(method, Method):
+        raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
+    values = {
+        "method": method.name,
+        "problem": OWN,
+        "rounds": rounds,
+        "seed": seed,
+        "record": record,
+        "threads": threads,
+    }
+    run = checked_table(RunTable, "run", {**values, "dtype": fed.dtype, "device": fed.device, "baselines": []})
+    check_needs(method, fed.problem, OWN)
+    with using_threads(run.threads):
+        live, chosen = federate(fed.problem, fed.options)
+    config = Config(run, dict(method.settings), {}, fed.options).with_federation(**chosen)
+    parts = Parts(config, fed.problem, method, live)
+    return Fit(parts, run_rounds(parts, None, observer))
