@@ -1,6 +1,7 @@
 """coterie from Python: a federation of one's own data and model, and `fit`."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.experiment.build import Parts, check_needs, federate, using_threads
+from coterie.experiment.build import Parts, check_needs, checked_device, federate
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
 from coterie.experiment.files import write_atomically, write_json
 from coterie.experiment.loop import Observer, Result, run_rounds
@@ -25,7 +26,7 @@ from coterie.report.terminal import comparison_table, weights_table
 OWN = "own data"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Your clients' shards, your validation rows, your model. Made by `Federation.local`, used by `fit`."""
 
@@ -37,7 +38,7 @@ class Federation:
     @classmethod
     def local(
         cls,
-        shards: Sequence[Any],
+        shards: Iterable[Any],
         target: Any = None,
         *,
         model: nn.Module,
@@ -51,19 +52,32 @@ class Federation:
         """All clients in this process. A shard is (inputs, labels) as tensors or arrays, or a torch Dataset.
 
         target is the validation shard that defines the goal; test, if given, is only measured. Other keywords are
-        the settings of [federation]: active, count, norm, target_at, mode, chunk, memory.
+        the settings of [federation]: active, count, norm, target_at, mode, chunk, memory. mode "auto" is settled here
+        by a short measurement; say "vmap" or "sequential" for the same bits everywhere.
         """
         if not isinstance(model, nn.Module):
             raise UsageError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
+        if not isinstance(shards, Iterable):
+            raise UsageError(f"shards is a {type(shards).__name__}; give one shard a client, in a list.")
+        if not isinstance(loss, str) and not callable(loss):
+            raise UsageError(f"loss is {loss!r}; give a name or a function (outputs, labels) → one number a row.")
+        if not isinstance(l2, int | float) or not 0.0 <= l2 < math.inf:
+            raise UsageError(f"l2 is {l2!r}; it must be a number of at least 0.")
         if "target_at" in federation:
             federation["target"] = federation.pop("target_at")
         options = checked_table(FederationTable, "federation", federation)
+        checked_table(RunTable, "run", {"dtype": dtype, "device": device})
+        checked_device(device, dtype)
         place: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
-        problem = weighting(shards, target, FlatModel(model), loss, test=test, l2=l2, **place)
-        return cls(problem, options, dtype, device)
+        problem = weighting(list(shards), target, FlatModel(model), loss, test=test, l2=l2, **place)
+        chosen = federate(problem, options)[1]  # once, so that all fits of one federation agree to the bit
+        return cls(problem, options.model_copy(update=chosen), dtype, device)
+
+    def __repr__(self) -> str:
+        return f"<coterie.Federation of {self.problem.clients} clients, {self.options.mode}, {self.dtype}>"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit:
     """A trained model, who helped, and what it cost."""
 
@@ -96,6 +110,9 @@ class Fit:
         """Outcome and final measures."""
         return self._result.summary
 
+    def __repr__(self) -> str:
+        return f"<coterie.Fit by {self.summary['method']}: {self.summary['outcome']}, {self.summary['rounds']} rounds>"
+
     def report(self) -> None:
         """Print who helped and how good the model is."""
         console = Console(highlight=False)
@@ -107,13 +124,14 @@ class Fit:
         """Write a result folder: summary, metrics, weights, ledger and the model."""
         folder = Path(folder)
         prepare(folder, force=force)
-        records = Records(folder)
-        for line in self.history:
-            records.metrics(line)
-        for round_, weights in self._result.weights:
-            records.weights(round_, weights)
-        records.flush()
-        records.close()
+        with Records(folder, {}) as records:
+            for line in self.history:
+                records.metrics(line)
+            for round_, weights in self._result.weights:
+                records.weights(round_, weights)
+            for event in self._result.events:
+                records.event(event)
+            records.flush()
         write_atomically(folder / "config.toml", self._parts.config.as_toml().encode())
         write_json(folder / "ledger.json", self.ledger.as_dict())
         write_json(folder / "summary.json", self.summary)
@@ -132,7 +150,9 @@ def fit(
     threads: int | Literal["auto"] = "auto",
     observer: Observer | None = None,
 ) -> Fit:
-    """Train. The same seed gives the same result, bit for bit."""
+    """Train. The same federation and seed give the same result, bit for bit."""
+    if not isinstance(fed, Federation):
+        raise UsageError(f"fit takes a federation first, not a {type(fed).__name__}; make one by Federation.local(…).")
     if not isinstance(method, Method):
         raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
     values = {
@@ -145,8 +165,6 @@ def fit(
     }
     run = checked_table(RunTable, "run", {**values, "dtype": fed.dtype, "device": fed.device, "baselines": []})
     check_needs(method, fed.problem, OWN)
-    with using_threads(run.threads):
-        live, chosen = federate(fed.problem, fed.options)
-    config = Config(run, dict(method.settings), {}, fed.options).with_federation(**chosen)
-    parts = Parts(config, fed.problem, method, live)
+    config = Config(run, dict(method.settings), {}, fed.options)
+    parts = Parts(config, fed.problem, method, federate(fed.problem, fed.options)[0])
     return Fit(parts, run_rounds(parts, None, observer))

@@ -32,15 +32,18 @@ class Parts(NamedTuple):
 
 def assemble(config: Config) -> Parts:
     """Build what a configuration describes."""
-    device = _device(config.run.device, config.run.dtype)
+    device = checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
     context = Context(config.run.seed, dtype, device)
     problem = problem_entry(config.run.problem).make(context, **config.problem)
     method = method_entry(config.run.method).make(**config.method)
     check_needs(method, problem, config.run.problem)
+    for name in config.run.baselines or []:  # now, not when the run is over
+        check_needs(method_entry(name).make(**config.for_baseline(name).method), problem, config.run.problem)
     threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
     with using_threads(threads):
         fed, chosen = federate(problem, config.federation)
+    method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
     return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
 
 
@@ -99,20 +102,17 @@ def check_needs(method: Method, problem: Any, problem_name: str) -> None:
     )
 
 
-def _device(name: str, dtype: str) -> str:
+def checked_device(name: str, dtype: str) -> str:
     """The device, refused with the reason where it is not there."""
-    kind = name.partition(":")[0]
-    if kind == "cpu":
-        return name
-    if kind == "cuda" and torch.cuda.is_available():
-        return name
-    if kind == "mps" and torch.backends.mps.is_available():
-        if dtype == "float64":
-            raise UsageError("run.device mps has no float64; set run.dtype=float32 or run.device=cpu.")
-        return name
-    if kind in ("cuda", "mps"):
+    kind, _, index = name.partition(":")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if kind not in there or (index and not index.isdecimal()):
+        raise UsageError(f"run.device {name!r} is none of cpu, cuda, cuda:N, mps.")
+    if int(index or 0) >= there[kind]:
         raise UsageError(f"run.device {name} is not available here; set run.device=cpu.")
-    raise UsageError(f"run.device {name!r} is none of cpu, cuda, cuda:N, mps.")
+    if kind == "mps" and dtype == "float64":
+        raise UsageError("run.device mps has no float64; set run.dtype=float32 or run.device=cpu.")
+    return name
 
 
 def _chunk(problem: Any, megabytes: int) -> int:

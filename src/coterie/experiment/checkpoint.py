@@ -1,11 +1,12 @@
 """Checkpoints: everything needed to go on as if nothing had happened, in one safetensors file.
 
 The method's state and the clients' memory are the tensors; round, ledger, seconds and the lengths of the record files
-are JSON in the header, with a checksum over both. The two newest checkpoints are kept, so that a damaged one falls
-back to the one before. No pickle.
+are JSON in the header, with the configuration they belong to and a checksum over all. The two newest checkpoints are
+kept, so that a damaged one falls back to the one before. No pickle.
 """
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +14,19 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.experiment.files import write_atomically
+from coterie.experiment.files import make_folder, tensor_bytes, write_atomically
 from coterie.federation.tree import Tree, named_leaves, tree_flatten, tree_unflatten
 from coterie.federation.work import Memory, held
 
 VERSION = 1
 KEEP = 2
+MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.baselines"} | {
+    "federation.chunk",  # the bits do not depend on it
+    "federation.memory",
+}
 
 
 class Progress(NamedTuple):
@@ -38,27 +42,30 @@ class Damaged(Exception):
     """A checkpoint that cannot be trusted, and why."""
 
 
-def save(folder: Path, state: Tree, progress: Progress) -> None:
-    """Write the checkpoint of a round and drop all but the newest two."""
-    folder.mkdir(parents=True, exist_ok=True)
+def save(folder: Path, state: Tree, progress: Progress, settings: Mapping[str, Any]) -> None:
+    """Write the checkpoint of a round and drop all but the newest two. settings are {'table.key': plain value}."""
+    make_folder(folder)
     tensors, plain = _encode(state)
-    header = json.dumps({"version": VERSION, "plain": plain, **progress._asdict()}, sort_keys=True)
+    content = {"version": VERSION, "settings": settings, "plain": plain, **progress._asdict()}
+    header = json.dumps(content, sort_keys=True)
     metadata = {"coterie": header, "sha256": _checksum(header, tensors)}
-    write_atomically(folder / f"{progress.rounds:08d}.safetensors", save_tensors(tensors, metadata))
+    write_atomically(folder / f"{progress.rounds:08d}.safetensors", tensor_bytes(tensors, metadata))
     for old in _newest_first(folder)[KEEP:]:
         old.unlink(missing_ok=True)
 
 
-def load(folder: Path, template: Tree) -> tuple[Tree, Progress, list[str]] | None:
+def load(folder: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree, Progress, list[str]] | None:
     """The newest checkpoint that can be trusted, in the form of the template, and what was wrong with newer ones.
 
-    None if there is no checkpoint at all; an error if there are some and none can be trusted.
+    It must have been made with these settings, but for those of how long and how often; settings that only one side
+    knows are of another version of coterie. None if there is no checkpoint at all; an error if there are some and
+    none can be trusted.
     """
     complaints: list[str] = []
     candidates = _newest_first(folder)
     for path in candidates:
         try:
-            return (*_read(path, template), complaints)
+            return (*_read(path, template, settings), complaints)
         except Damaged as error:
             complaints.append(f"{path.name}: {error}")
     if not candidates:
@@ -73,7 +80,7 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("[0-9]*.safetensors"), reverse=True) if folder.is_dir() else []
 
 
-def _read(path: Path, template: Tree) -> tuple[Tree, Progress]:
+def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree, Progress]:
     try:
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
@@ -82,15 +89,24 @@ def _read(path: Path, template: Tree) -> tuple[Tree, Progress]:
         metadata = json.loads(data[8 : 8 + length])["__metadata__"]
         header = metadata["coterie"]
         tensors = load_tensors(data)
+        if metadata["sha256"] != _checksum(header, tensors):
+            raise Damaged("its checksum does not match; it was changed or damaged")
         content = json.loads(header)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        if content["version"] > VERSION:
+            raise Damaged(f"it is of version {content['version']}, newer than this coterie reads ({VERSION})")
+        _compare(content["settings"], settings)
+        progress = Progress(content["rounds"], content["seconds"], content["ledger"], content["lengths"])
+        return _decode(template, tensors, content["plain"]), progress
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None
-    if metadata.get("sha256") != _checksum(header, tensors):
-        raise Damaged("its checksum does not match; it was changed or damaged")
-    if content["version"] > VERSION:
-        raise Damaged(f"it is of version {content['version']}, newer than this coterie reads ({VERSION})")
-    progress = Progress(content["rounds"], content["seconds"], content["ledger"], content["lengths"])
-    return _decode(template, tensors, content["plain"]), progress
+
+
+def _compare(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another configuration, by the first setting that differs."""
+    wanted = json.loads(json.dumps(wanted))
+    for key in sorted((made.keys() & wanted.keys()) - MAY_CHANGE):
+        if made[key] != wanted[key]:
+            raise Damaged(f"it was made with {key} = {made[key]!r}, but config.toml says {wanted[key]!r}")
 
 
 def _encode(state: Tree) -> tuple[dict[str, Tensor], dict[str, Any]]:

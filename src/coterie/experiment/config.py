@@ -18,10 +18,12 @@ T = TypeVar("T", bound="_Table")
 
 VERSION = 1
 TABLES = ("run", "method", "problem", "federation")
+ALIASES = {"problem.active": "federation.active"}  # for other tools
+_LISTED = ", ".join(f"[{name}]" for name in TABLES)
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)  # TOML has types: true is not 1, "5" not 5
 
 
 class RunTable(_Table):
@@ -61,15 +63,18 @@ class Config:
     problem: dict[str, Any]
     federation: FederationTable
 
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The four tables as plain data."""
+        run, federation = self.run.model_dump(), self.federation.model_dump()
+        return {"run": run, "method": dict(self.method), "problem": dict(self.problem), "federation": federation}
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its dotted name, also those that are not set."""
+        return {f"{name}.{key}": value for name, table in self.tables().items() for key, value in table.items()}
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the settings that are not set (TOML has no null)."""
-        tables = {
-            "run": self.run.model_dump(),
-            "method": self.method,
-            "problem": self.problem,
-            "federation": self.federation.model_dump(),
-        }
-        kept = {name: {k: v for k, v in table.items() if v is not None} for name, table in tables.items()}
+        kept = {name: {k: v for k, v in table.items() if v is not None} for name, table in self.tables().items()}
         return {"version": VERSION, **kept}
 
     def as_toml(self) -> str:
@@ -96,9 +101,9 @@ def load(
     file: Path | None = None, sets: Mapping[str, Any] | None = None, flags: Mapping[str, Any] | None = None
 ) -> Config:
     """Resolve a configuration. sets and flags are {'table.key': value}; later sources win."""
-    tables = {name: dict(table) for name, table in _read(file).items()} if file else {}
+    tables = _without_aliases(_read(file)) if file else {}
     for dotted, value in [*(sets or {}).items(), *(flags or {}).items()]:
-        table, _, key = dotted.partition(".")
+        table, _, key = ALIASES.get(dotted, dotted).partition(".")
         if not key:
             raise UsageError(f"{dotted!r} names no setting; write table.key=value, for example method.step=0.1.")
         if table not in TABLES:
@@ -112,9 +117,7 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     for name in tables:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
-    given = {name: dict(tables.get(name, {})) for name in TABLES}
-    if "active" in given["problem"]:  # an alias that other tools use
-        given["federation"].setdefault("active", given["problem"].pop("active"))
+    given: dict[str, dict[str, Any]] = {name: {} for name in TABLES} | _without_aliases(tables)
     run = checked_table(RunTable, "run", given["run"])
     federation = checked_table(FederationTable, "federation", given["federation"])
     method, problem = method_entry(run.method), problem_entry(run.problem)
@@ -157,7 +160,20 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     for name, table in data.items():
         if name in TABLES and not isinstance(table, dict):
             raise UsageError(f"{file}: {name} must be a table, [{name}], not {table!r}.")
+        if not isinstance(table, dict):
+            raise UsageError(f"{file}: {name} stands outside of any table; put it below one of {_LISTED}.")
     return data
+
+
+def _without_aliases(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A copy in which settings stand where they belong; an alias yields to the setting itself."""
+    plain = {name: dict(table) for name, table in tables.items()}
+    for alias, dotted in ALIASES.items():
+        (old, key), (new, name) = alias.split("."), dotted.split(".")
+        if key in plain.get(old, {}):
+            value = plain[old].pop(key)
+            plain.setdefault(new, {}).setdefault(name, value)
+    return plain
 
 
 def parse_sets(pairs: list[str]) -> dict[str, Any]:

@@ -2,17 +2,26 @@
 
 import json
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import RunError
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coterie.errors import RunError, UsageError
+
+UNFINISHED = ".tmp"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write beside, flush to disk, rename over."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    name: str | None = None
     try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -20,14 +29,23 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
         raise RunError(
             f"{path} cannot be written: {error.strerror or error}. What was saved before is intact."
         ) from None
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    finally:
+        if name is not None:
+            with suppress(OSError):
+                os.unlink(name)
     _sync_folder(path.parent)
+
+
+def tensor_bytes(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
+    """A safetensors file, the same bytes for the same content: the library writes its header in any order."""
+    data = save_tensors(tensors, about)
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -35,12 +53,58 @@ def write_json(path: Path, data: Any) -> None:
     write_atomically(path, (json.dumps(data, indent=2) + "\n").encode())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; not every system can open a folder."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+def make_folder(path: Path) -> None:
+    """A folder within a result folder, if it is not there yet."""
     try:
-        os.fsync(descriptor)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"the folder {path} cannot be made: {error.strerror or error}.") from None
+
+
+def unfinished(path: Path) -> bool:
+    """Whether this is what a killed process left half-written."""
+    return path.name.startswith(".") and path.name.endswith(UNFINISHED)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left half-written."""
+    for path in filter(unfinished, folder.glob(".*")):
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Keep a second process out of a result folder; the lock goes with the process, however that ends."""
+    if sys.platform == "win32":  # no such locks there
+        yield
+        return
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror or error}.") from None
+    try:
+        with suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"another coterie is at work in {folder}; wait for it to end, or choose another folder."
+                ) from None
+        yield
     finally:
         os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable; not every system can open or flush a folder."""
+    if os.name != "posix":
+        return
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

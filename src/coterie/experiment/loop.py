@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -47,7 +47,10 @@ class Outcome(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run leaves in memory: the state, what is seen of it, its history and its summary."""
+    """What a run leaves in memory: the state, what is seen of it, its history and its summary.
+
+    Weights by round and events are kept only where there is no folder for them.
+    """
 
     view: View
     history: list[dict[str, Any]]
@@ -55,41 +58,53 @@ class Result(NamedTuple):
     summary: dict[str, Any]
     state: Any
     weights: list[tuple[int, Tensor]]
+    events: list[dict[str, Any]]
 
 
 class _Done(NamedTuple):
-    """A completed round, all that a checkpoint needs."""
+    """A completed round, all that a checkpoint needs. What the record files hold beyond `lengths` came later."""
 
     state: Any
     rounds: int
     seconds: float
     ledger: dict[str, Any]
+    lengths: dict[str, int]
 
 
-def run_rounds(parts: Parts, folder: Path | None, observer: Observer | None = None, *, resume: bool = False) -> Result:
-    """Run, or go on with, the rounds of a configuration; with a folder, records and checkpoints are kept there."""
-    state = parts.method.init(parts.problem, parts.fed.n)
-    done = _Done(state, 0, 0.0, parts.fed.ledger.as_dict())
-    lengths: dict[str, int] | None = None
+def run_rounds(
+    parts: Parts,
+    folder: Path | None,
+    observer: Observer | None = None,
+    *,
+    resume: bool = False,
+    home: Path | None = None,
+) -> Result:
+    """Run, or go on with, the rounds of a configuration; with a folder, records and checkpoints are kept there.
+
+    home is the folder that the user resumes, where that is not this one but one around it.
+    """
+    done = _Done(parts.method.init(parts.problem, parts.fed.n), 0, 0.0, parts.fed.ledger.as_dict(), {})
     notes: list[str] = []
     if folder is not None and resume:
-        found = checkpoint.load(folder / "checkpoint", state)
+        found = checkpoint.load(folder / "checkpoint", done.state, parts.config.settings())
         if found is not None:
             state, progress, notes = found
-            done = _Done(state, progress.rounds, progress.seconds, progress.ledger)
-            lengths = progress.lengths
+            done = _Done(state, *progress)
             parts.fed.book.ledger = Ledger.from_dict(progress.ledger)
-    records = None if folder is None else Records(folder, lengths)
-    run = _Run(parts, folder, records, observer, done)
-    if observer is not None:
-        observer.started(parts, done.rounds)
-    try:
-        with _terminable(), using_threads(parts.config.run.threads):
-            outcome = run.rounds()
-    except KeyboardInterrupt:
-        outcome = Outcome("stopped", _how_to_resume(folder))
-    finally:
-        run.save()
+    with nullcontext() if folder is None else Records(folder, done.lengths) as records:
+        run = _Run(parts, folder, records, observer, done)
+        try:
+            with _terminable(), using_threads(parts.config.run.threads):
+                if resume:
+                    run.resumed(notes)
+                if observer is not None:
+                    observer.started(parts, done.rounds)
+                outcome = run.rounds()
+        except KeyboardInterrupt:
+            run.undo()
+            outcome = Outcome("stopped", _how_to_resume(home or folder))
+        finally:
+            run.save()
     return run.finish(outcome, notes)
 
 
@@ -112,15 +127,16 @@ class _Run:
             done,
         )
         self.draw = Draw.of(parts.config.run.seed, device=parts.fed.sizes.device)
-        self.history = _history(folder, records) if done.rounds else []
+        self.history = _history(folder) if done.lengths.get("metrics.jsonl") else []
         self.weights: list[tuple[int, Tensor]] = []
-        self.lengths = records.flush() if records else {}
+        self.events: list[dict[str, Any]] = []
         self.clock = perf_counter() - done.seconds
         self.saved = done.rounds if done.rounds else -1
 
     def rounds(self) -> Outcome:
-        if self.done.rounds == 0:
-            self.record(self.done.state, 0)
+        if not self.history:
+            self.record(self.done)
+            self.complete(self.done)
         for t in range(self.done.rounds, self.parts.config.run.rounds):
             outcome = self.round(t)
             if outcome is not None:
@@ -143,43 +159,69 @@ class _Run:
         self.note(fed.book.drain())
         if not _finite(state):
             return self.diverged(t + 1)
-        self.done = _Done(state, t + 1, perf_counter() - self.clock, fed.ledger.as_dict())
+        done = _Done(state, t + 1, perf_counter() - self.clock, fed.ledger.as_dict(), {})
         last = t + 1 == config.run.rounds
         if last or (t + 1) % config.run.record == 0:
-            self.record(state, t + 1)
+            self.record(done)
+        self.complete(done)
         if last or (t + 1) % config.run.checkpoint == 0:
             self.save()
         return None
 
-    def note(self, events: list[dict[str, Any]]) -> None:
-        for event in events:
-            if self.records:
-                self.records.event(event)
+    def complete(self, done: _Done) -> None:
+        """In one assignment, so that an interruption finds a round whole or not at all."""
+        self.done = done._replace(lengths=self.records.lengths() if self.records else {})
 
-    def record(self, state: Any, rounds: int) -> None:
-        view = self.parts.method.view(state)
-        total = self.done.ledger["total"]
-        measures = self.parts.problem.measure(view)
-        line = {"round": rounds, **measures, **weight_statistics(view.weights, self.parts.problem.friends)}
-        line |= {"seconds": round(self.done.seconds, 3), "communication": total}
+    def undo(self) -> None:
+        """Forget what a round that was interrupted had recorded."""
+        done = self.done
+        if self.records:
+            self.records.cut(done.lengths)
+        self.history = [line for line in self.history if line["round"] <= done.rounds]
+        self.weights = [(rounds, weights) for rounds, weights in self.weights if rounds <= done.rounds]
+        self.events = [event for event in self.events if event["round"] <= done.rounds]
+
+    def note(self, events: list[dict[str, Any]]) -> None:
+        if self.records is None:
+            self.events += events
+            return
+        for event in events:
+            self.records.event(event)
+
+    def resumed(self, notes: list[str]) -> None:
+        self.note([{"round": self.done.rounds, "event": "resumed", "reason": "; ".join(notes)}])
+        self.complete(self.done)
+
+    def record(self, done: _Done) -> None:
+        view = self.parts.method.view(done.state)
+        line = self.line(done, view)
         self.history.append(line)
-        if view.weights is not None and self.records is None:  # with a folder they are in weights.csv
-            self.weights.append((rounds, view.weights))
         if self.records:
             self.records.metrics(line)
             if view.weights is not None:
-                self.records.weights(rounds, view.weights)
+                self.records.weights(done.rounds, view.weights)
+        elif view.weights is not None:
+            self.weights.append((done.rounds, view.weights))
         if self.observer:
             self.observer.recorded(line, view)
+
+    def line(self, done: _Done, view: View) -> dict[str, Any]:
+        """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
+        measures = self.parts.problem.measure(view)
+        statistics = weight_statistics(view.weights, self.parts.problem.friends)
+        values = {k: v if _is_finite(v) else None for k, v in {**measures, **statistics, **view.more}.items()}
+        total = done.ledger["total"]
+        return {"round": done.rounds, **values, "seconds": round(done.seconds, 3), "communication": total}
 
     def save(self) -> None:
         """A checkpoint of the last completed round, unless there is one already."""
         if self.folder is None or self.records is None or self.saved == self.done.rounds:
             return
-        self.lengths = self.records.flush()
-        progress = checkpoint.Progress(self.done.rounds, self.done.seconds, self.done.ledger, self.lengths)
-        checkpoint.save(self.folder / "checkpoint", self.done.state, progress)
-        self.saved = self.done.rounds
+        self.records.flush()
+        done = self.done
+        progress = checkpoint.Progress(done.rounds, done.seconds, done.ledger, done.lengths)
+        checkpoint.save(self.folder / "checkpoint", done.state, progress, self.parts.config.settings())
+        self.saved = done.rounds
 
     def diverged(self, t: int) -> Outcome:
         steps = {k: v for k, v in self.parts.config.method.items() if k.endswith("step") and isinstance(v, float)}
@@ -192,7 +234,8 @@ class _Run:
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
         view = self.parts.method.view(self.done.state)
         config = self.parts.config
-        final: dict[str, Any] = next((line for line in reversed(self.history) if line["round"] <= self.done.rounds), {})
+        recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
+        final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
         ledger = Ledger.from_dict(self.done.ledger)
         summary = {
@@ -210,8 +253,7 @@ class _Run:
         }
         if notes:
             summary["notes"] = notes
-        if self.folder is not None and self.records is not None:
-            self.records.close()
+        if self.folder is not None:
             about = {
                 "format": "pt",
                 "coterie_method": config.run.method,
@@ -222,7 +264,7 @@ class _Run:
             write_json(self.folder / "summary.json", summary)
         if self.observer:
             self.observer.ended(summary)
-        return Result(view, self.history, ledger, summary, self.done.state, self.weights)
+        return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events)
 
 
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
@@ -240,21 +282,27 @@ def _finite(state: Tree) -> bool:
     for _, leaf in named_leaves(state):
         inner = [t for _, t in named_leaves(held(leaf))] if isinstance(leaf, Memory) else [leaf]
         for tensor in inner:
-            if isinstance(tensor, float) and not math.isfinite(tensor):
+            if not _is_finite(tensor):
                 return False
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 return False
     return True
 
 
-def _history(folder: Path | None, records: Records | None) -> list[dict[str, Any]]:
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _history(folder: Path | None) -> list[dict[str, Any]]:
     """The lines recorded before the interruption."""
-    if folder is None or records is None:
+    if folder is None:
         return []
+    path = folder / "metrics.jsonl"
     try:
-        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: {error}. Start again in a new folder.") from None
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [{**line, "round": int(line["round"])} for line in lines]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
 
 
 def _how_to_resume(folder: Path | None) -> str:

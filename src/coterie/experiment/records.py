@@ -3,47 +3,81 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
-from coterie.experiment.files import write_atomically
+from coterie.experiment.files import sole_user, tensor_bytes, unfinished, write_atomically
 
 GROWING = ("metrics.jsonl", "weights.csv", "events.jsonl")
 
 
-def prepare(folder: Path, *, force: bool) -> None:
-    """Make an empty result folder; one with content is refused, or emptied with force if it is a result folder."""
+def check(folder: Path, *, force: bool) -> None:
+    """Refuse a folder that holds something or, with force, something that is no result."""
     try:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file; name a folder with --out.")
-        if folder.is_dir() and any(folder.iterdir()):
-            if not force:
-                raise UsageError(
-                    f"{folder} is not empty; choose another --out, continue with `coterie resume {folder}`, "
-                    "or overwrite it with --force."
-                )
-            if not (folder / "config.toml").is_file():
-                raise UsageError(f"{folder} holds files but no coterie result; --force empties only result folders.")
-            shutil.rmtree(folder)
+        if not folder.is_dir() or all(map(unfinished, folder.iterdir())):
+            return
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    if not force:
+        raise UsageError(
+            f"{folder} is not empty; choose another --out, continue with `coterie resume {folder}`, "
+            "or overwrite it with --force."
+        )
+    if not (folder / "config.toml").is_file():
+        raise UsageError(f"{folder} holds files but no coterie result; --force empties only result folders.")
+
+
+def prepare(folder: Path, *, force: bool) -> None:
+    """Make an empty result folder; one with content is refused, or emptied with force if it is a result folder."""
+    check(folder, force=force)
+    try:
         folder.mkdir(parents=True, exist_ok=True)
+        with sole_user(folder):
+            # config.toml says that this is a result folder, so it goes last
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.toml"):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written: {error.strerror or error}. Choose another --out.") from None
+        raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> UsageError:
+    return UsageError(f"{folder} cannot be written: {error.strerror or error}. Choose another --out.")
 
 
 class Records:
-    """Open record files of one run."""
+    """Open record files of one run, cut back to the lengths that a checkpoint knows."""
 
-    def __init__(self, folder: Path, lengths: dict[str, int] | None = None) -> None:
+    def __init__(self, folder: Path, lengths: Mapping[str, int]) -> None:
         self.folder = folder
         self._files: dict[str, IO[bytes]] = {}
-        for name in GROWING:
-            self._files[name] = _opened(folder / name, (lengths or {}).get(name, 0))
+        self._on_disk: dict[str, int] = {}
+        for name in GROWING:  # all of them, before the first is cut
+            _check_length(folder / name, lengths.get(name, 0))
+        try:
+            for name in GROWING:
+                path = folder / name
+                self._files[name] = path.open("r+b" if path.exists() else "w+b")
+        except OSError as error:
+            self.close()
+            raise UsageError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        self.cut(lengths)
+
+    def __enter__(self) -> "Records":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def metrics(self, line: dict[str, Any]) -> None:
         """One recorded round."""
@@ -65,37 +99,48 @@ class Records:
         except OSError as error:
             raise RunError(f"{self.folder / name} cannot be written: {error.strerror or error}.") from None
 
-    def flush(self) -> dict[str, int]:
-        """Everything to disk; the lengths go into the checkpoint."""
+    def lengths(self) -> dict[str, int]:
+        """How long the files are, with what is not on disk yet."""
+        return {name: file.tell() for name, file in self._files.items()}
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Back to an earlier state."""
+        self._on_disk.clear()
+        for name, file in self._files.items():
+            file.flush()
+            file.truncate(lengths.get(name, 0))
+            file.seek(lengths.get(name, 0))
+
+    def flush(self) -> None:
+        """Everything to disk."""
         try:
-            for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
+            for name, file in self._files.items():
+                if file.tell() != self._on_disk.get(name):
+                    file.flush()
+                    os.fsync(file.fileno())
+                    self._on_disk[name] = file.tell()
         except OSError as error:
             raise RunError(f"{self.folder} cannot be written: {error.strerror or error}.") from None
-        return {name: file.tell() for name, file in self._files.items()}
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._files.values():
-            file.close()
+        try:
+            for file in self._files.values():
+                file.close()
+        except OSError as error:  # what was still to be written did not fit
+            raise RunError(f"{self.folder} cannot be written: {error.strerror or error}.") from None
 
 
-def _opened(path: Path, length: int) -> IO[bytes]:
-    """A record file, cut back to the length the checkpoint knows."""
+def _check_length(path: Path, length: int) -> None:
     found = path.stat().st_size if path.exists() else 0
     if found < length:
         raise UsageError(
             f"{path} is {found} bytes long, but the checkpoint was made at {length}; it was cut or replaced. "
             "Restore it, or start again in a new folder with this folder's config.toml."
         )
-    file = path.open("r+b" if path.exists() else "w+b")
-    file.truncate(length)
-    file.seek(length)
-    return file
 
 
 def save_model(path: Path, state_dict: dict[str, Tensor], about: dict[str, str]) -> None:
     """Parameters by name, as plain PyTorch would save them, in safetensors."""
     tensors = {name: t.detach().contiguous().cpu() for name, t in state_dict.items()}
-    write_atomically(path, save_tensors(tensors, about))
+    write_atomically(path, tensor_bytes(tensors, about))

@@ -1,15 +1,17 @@
 """A run and its baselines, in one result folder that can be resumed."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.errors import UsageError
+from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import Config, load
-from coterie.experiment.files import write_atomically, write_json
-from coterie.experiment.loop import Observer, Result, run_rounds
-from coterie.experiment.records import prepare
+from coterie.experiment.files import make_folder, sole_user, sweep, write_atomically, write_json
+from coterie.experiment.loop import Observer, run_rounds
+from coterie.experiment.records import check, prepare
 
 
 class Watch(Protocol):
@@ -21,60 +23,78 @@ class Watch(Protocol):
 
 def run(config: Config, folder: Path, watch: Watch, *, force: bool = False) -> dict[str, Any]:
     """Run the method, then its baselines in sub-folders; the summary compares them."""
+    check(folder, force=force)
+    parts = assemble(config)  # whatever is wrong with the settings shows before anything is overwritten
     prepare(folder, force=force)
-    return _all(config, folder, watch, fresh=True)
+    with _at_work_in(folder):
+        write_atomically(folder / "config.toml", parts.config.as_toml().encode())
+        result = run_rounds(parts, folder, watch(config.run.method, False))
+        return _with_baselines(parts.config, result.summary, folder, watch)
 
 
 def resume(folder: Path, watch: Watch) -> dict[str, Any]:
-    """Go on where a run was interrupted."""
+    """Go on where a run was interrupted; one that is finished is read, not run again."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}.")
     if not (folder / "config.toml").is_file():
         raise UsageError(
             f"{folder} is no result folder: it has no config.toml. Start one with `coterie run --out DIR`."
         )
-    return _all(load(folder / "config.toml"), folder, watch, fresh=False)
+    with _at_work_in(folder):
+        config = load(folder / "config.toml")
+        summary = _one(config, folder, watch(config.run.method, False), home=folder)
+        return _with_baselines(config, summary, folder, watch)
 
 
-def _all(config: Config, folder: Path, watch: Watch, *, fresh: bool) -> dict[str, Any]:
-    summary = _one(config, folder, watch(config.run.method, False), fresh=fresh)
+def _with_baselines(config: Config, summary: dict[str, Any], folder: Path, watch: Watch) -> dict[str, Any]:
+    """Run the baselines, or what is left of them, and put them into the summary."""
     if summary["outcome"] != "finished":
         return summary
     baselines: dict[str, Any] = {}
     for name in config.run.baselines or []:
         place = folder / "baselines" / name
-        started = place.is_dir() and (place / "config.toml").is_file()
-        place.mkdir(parents=True, exist_ok=True)
-        found = load(folder / "config.toml").for_baseline(name)
-        one = _one(found, place, watch(name, True), fresh=not started)
+        make_folder(place)
+        one = _one(config.for_baseline(name), place, watch(name, True), home=folder)
         if one["outcome"] == "stopped":
-            return {**summary, "outcome": "stopped", "message": f"go on with: coterie resume {folder}"}
+            return {**summary, "outcome": "stopped", "message": one["message"]}
         baselines[name] = {k: one[k] for k in ("outcome", "final", "communication", "seconds")}
-    if baselines:
+    if baselines != summary.get("baselines", {}):
         summary = {**summary, "baselines": baselines}
         write_json(folder / "summary.json", summary)
     return summary
 
 
-def _one(config: Config, folder: Path, observer: Observer | None, *, fresh: bool) -> dict[str, Any]:
-    """One run; finished ones are read, not run again."""
-    if not fresh:
-        finished = _finished(folder)
-        if finished is not None:
-            return finished
+def _one(config: Config, folder: Path, observer: Observer | None, *, home: Path) -> dict[str, Any]:
+    """One run, begun or not; a finished one is read, not run again."""
+    finished = _finished(folder, config.run.rounds)
+    if finished is not None:
+        return finished
+    sweep(folder)
+    sweep(folder / "checkpoint")
     parts = assemble(config)
-    if fresh:
+    begun = (folder / "config.toml").is_file()
+    if not begun:
         write_atomically(folder / "config.toml", parts.config.as_toml().encode())
-    result: Result = run_rounds(parts, folder, observer, resume=not fresh)
-    return result.summary
+    return run_rounds(parts, folder, observer, resume=begun, home=home).summary
 
 
-def _finished(folder: Path) -> dict[str, Any] | None:
+@contextmanager
+def _at_work_in(folder: Path) -> Iterator[None]:
+    """Alone in a folder; an interruption between rounds says how to go on."""
+    try:
+        with sole_user(folder):
+            yield
+    except KeyboardInterrupt:
+        raise RunError(f"stopped; what was saved is intact. Go on with: coterie resume {folder}") from None
+
+
+def _finished(folder: Path, rounds: int) -> dict[str, Any] | None:
+    """The summary of a run that has done all its rounds."""
     path = folder / "summary.json"
     if not path.is_file():
         return None
     try:
-        summary: dict[str, Any] = json.loads(path.read_text())
-        return summary if summary["outcome"] == "finished" else None
-    except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return summary if summary["outcome"] == "finished" and summary["rounds"] >= rounds else None
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it and resume again.") from None

@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.errors import NoClients, UsageError
 from coterie.federation.ledger import Ledger
 from coterie.federation.reduce import BlockedSum
-from coterie.federation.tree import Size, Tree, mapped, rows, size, tensors, tree_flatten, tree_unflatten
+from coterie.federation.tree import Size, Tree, rows, size, tensors, tree_flatten, tree_unflatten
 from coterie.federation.work import Each, Memory, Static, Work, name_of
 from coterie.numerics import Draw
 
@@ -74,7 +74,7 @@ class Screening:
 
     def reasons(self, values: Tree) -> tuple[Tensor, list[str]]:
         """Which rows are fine, [a] bool; and for each row, why not."""
-        leaves = [t.flatten(1) for t in tensors(values) if t.is_floating_point()]
+        leaves = [t.reshape(len(t), -1) for t in tensors(values) if t.is_floating_point()]
         n = len(tensors(values)[0])
         device = tensors(values)[0].device
         finite = torch.ones(n, dtype=torch.bool, device=device)
@@ -175,9 +175,10 @@ class Federation:
 
     def sample(self, *, probability: float | None = None, count: int | None = None, draw: Draw) -> "Federation":
         """The view on a fresh active set; without arguments, as the federation is set up."""
-        chosen = (
-            self.participation if probability is None and count is None else Participation(probability or 1.0, count)
-        )
+        if probability is None and count is None:
+            chosen = self.participation
+        else:
+            chosen = Participation(1.0 if probability is None else probability, count)
         return replace(self, ids=chosen.draw(self.n, draw.phase("participation")))
 
     def mean(
@@ -194,23 +195,26 @@ class Federation:
 
         With a memory the work returns (result, new memory) and so does this. One round.
         """
+        if weights is not None and len(weights) != self.n:
+            raise ValueError(f"{len(weights)} weights for {self.n} clients; weights are numbered by client id")
         total: list[BlockedSum] = []
         structure = None
-        mass = torch.zeros((), dtype=torch.float64)
+        mass = BlockedSum()
         parts: list[tuple[Tensor, Tree]] = []
         for replies in self._ask(work, shared, memory, draw, static):
             leaves, structure = tree_flatten(replies.values)
             total = total or [BlockedSum() for _ in leaves]
             w = None if weights is None else weights[replies.ids]
-            mass += len(replies.ids) if w is None else float(w.double().sum())
+            mass.add(torch.ones(len(replies.ids), dtype=torch.float64) if w is None else w.double(), None)
             for one, leaf in zip(total, leaves, strict=True):
                 one.add(leaf, w)
             parts.append((replies.ids, replies.memory))
         if not total or structure is None:
             raise NoClients(f"no client answered {name_of(work)}")
-        if float(mass) <= 0.0:
+        whole = float(mass.total())
+        if whole <= 0.0:
             raise NoClients(f"the clients that answered {name_of(work)} have no weight")
-        result = tree_unflatten([one.total() / float(mass) for one in total], structure)
+        result = tree_unflatten([one.total() / whole for one in total], structure)
         return result if memory is None else (result, self.engine.remember(memory, parts))
 
     def gather(
@@ -228,7 +232,8 @@ class Federation:
             raise NoClients(f"no client answered {name_of(work)}")
         structure = tree_flatten(chunks[0].values)[1]
         columns = zip(*(tree_flatten(c.values)[0] for c in chunks), strict=True)
-        values = [column[0] if len(column) == 1 else torch.cat(column) for column in columns]
+        # one layout whatever the chunks were, because the bits of a product with these rows depend on it
+        values = [column[0].contiguous() if len(column) == 1 else torch.cat(column) for column in columns]
         gathered = Gathered(tree_unflatten(values, structure), torch.cat([c.ids for c in chunks]))
         if memory is None:
             return gathered
@@ -236,9 +241,10 @@ class Federation:
 
     def ask_target(self, work: Work, shared: Tree = None, *, draw: Draw, **static: Any) -> Any:
         """The result of a work on the target's shard; traffic and a round only where the target is a client."""
+        cause = name_of(work)
         result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw))
         if self.target != "server":
-            self.ledger.record(name_of(work), rounds=1, up=size(result), down=size(shared))
+            self.ledger.record(cause, rounds=1, up=size(result), down=size(shared))
         return result
 
     def _ask(
@@ -280,7 +286,7 @@ class Federation:
 def _downlink(shared: Tree, clients: int) -> Size:
     """What a broadcast to so many clients weighs: shared values whole, `Each` values a row."""
     each: list[Tensor] = []
-    plain = size(mapped(lambda t: t, _without_each(shared, each)))
+    plain = size(_without_each(shared, each))
     private = size([t[0] for t in each])
     return (plain + private).times(clients)
 

@@ -2,8 +2,11 @@
 
 Two ways to run a work at many clients give the same numbers up to rounding: `vmap` runs it once over stacked values,
 `sequential` client after client with the native kernels (faster for large convolutions). Chunks bound the memory;
-the bits of a result do not depend on their size. `vmap` is never run on a single client, because batched kernels
-take another path for a batch of one and would give other bits: a lone client is doubled and the copy dropped.
+the bits of a result do not depend on their size. Two things keep it so under `vmap`. It is never run on a single
+client, because batched kernels take another path for a batch of one: a lone client is doubled and the copy dropped.
+And shared values are given to every client as its own, because a product with a value common to all would be one
+large product over all clients' rows, whose bits depend on how many there are. (oneDNN's grouped float32 convolutions
+are the exception: on several threads their last bits do depend on the chunk.)
 """
 
 from collections.abc import Callable, Iterator
@@ -46,7 +49,7 @@ class LocalEngine:
 
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work at these clients, chunk after chunk."""
-        run = self._vectorised if self._mode_of(call) == "vmap" else self._one_by_one
+        run: Callable[[Call, Tensor], Tree] = self._vectorised if self._mode_of(call) == "vmap" else self._one_by_one
         size = self.chunk or len(ids)
         for start in range(0, len(ids), size):
             some = ids[start : start + size]
@@ -75,22 +78,23 @@ class LocalEngine:
 
     def _mode_of(self, call: Call) -> Mode:
         # Padded rows would enter the statistics of layers that mix rows (batch norm), so unequal shards go one by one.
-        if self.train.ragged and getattr(self.task, "mixes_rows", False):
+        ragged = any(part is not None and part.ragged for part in (self.train, self.valid))
+        if ragged and getattr(self.task, "mixes_rows", False):
             return "sequential"
         return getattr(call.work, "__coterie_mode__", self.mode)
 
     def _vectorised(self, call: Call, ids: Tensor) -> Tree:
         lone = len(ids) == 1
         some = ids.repeat(2) if lone else ids
-        fixed, each = _split(call.shared)
+        sent, fill = _split(call.shared)
         private = None if call.memory is None else held(call.memory)
 
-        def at_one(client: Tensor, places: list[Tensor], each_row: list[Tensor], private_row: Tree) -> Tree:
+        def at_one(client: Tensor, places: list[Tensor], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
             shard = Shard(self.task, _rows(self.train, places[:2]), _rows(self.valid, places[2:]))
             return call.work(
                 shard,
-                fixed(each_row),
+                fill(mine),
                 None if private is None else private_row,
                 call.static,
                 call.draw.client(client),
@@ -99,13 +103,13 @@ class LocalEngine:
         out = vmap(at_one)(
             some,
             [t[some] for s in (self.train, self.valid) if s is not None for t in (s.offsets, s.counts)],
-            [t[some] for t in each],
+            [v.rows[some] if isinstance(v, Each) else v.repeat(len(some), *[1] * v.dim()) for v in sent],
             [] if private is None else rows(private, some),
         )
         return rows(out, slice(1)) if lone else out
 
     def _one_by_one(self, call: Call, ids: Tensor) -> Tree:
-        fixed, each = _split(call.shared)
+        sent, fill = _split(call.shared)
         private = None if call.memory is None else held(call.memory)
         results = []
         for client in ids.tolist():
@@ -114,7 +118,7 @@ class LocalEngine:
                 self.train.client(client),
                 None if self.valid is None else self.valid.client(client),
             )
-            mine = fixed([t[client] for t in each])
+            mine = fill([v.rows[client] if isinstance(v, Each) else v for v in sent])
             draw = call.draw.client(ids.new_tensor(client))
             results.append(call.work(shard, mine, row(private, client), call.static, draw))
         return stack(results)
@@ -125,16 +129,15 @@ def _rows(part: Stack | None, place: list[Tensor]) -> Rows | None:
     return None if part is None else Rows(part.columns, place[0], place[1], part.capacity, part.ragged)
 
 
-def _split(shared: Tree) -> tuple[Callable[[list[Tensor]], Tree], list[Tensor]]:
-    """Separate `Each` rows from broadcast values; the function puts one client's rows back in place."""
+def _split(shared: Tree) -> tuple[list[Tensor | Each], Callable[[list[Tensor]], Tree]]:
+    """What is sent, without what is plain data; the function puts one client's values back in place."""
     leaves, structure = tree_flatten(shared)
-    each = [leaf.rows for leaf in leaves if isinstance(leaf, Each)]
 
-    def joined(mine: list[Tensor]) -> Tree:
+    def fill(mine: list[Tensor]) -> Tree:
         supply = iter(mine)
-        return tree_unflatten([next(supply) if isinstance(leaf, Each) else leaf for leaf in leaves], structure)
+        return tree_unflatten([next(supply) if isinstance(leaf, Tensor | Each) else leaf for leaf in leaves], structure)
 
-    return joined, each
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor | Each)], fill
 
 
 def chunk_for(bytes_per_client: int, budget: int, n: int) -> int:

@@ -17,8 +17,9 @@ class BlockedSum:
     def add(self, values: Tensor, weights: Tensor | None) -> None:
         """Take in more rows."""
         if weights is not None:
-            values = values * weights.to(values).reshape(-1, *(1,) * (values.dim() - 1))
-        self._waiting.append(values)
+            weights = weights.to(values) if values.is_floating_point() else weights  # 0.3 of a count is not 0
+            values = values * weights.reshape(-1, *(1,) * (values.dim() - 1))
+        self._waiting.append(values.contiguous())  # another layout would be summed in another order
         self._count += len(values)
         if self._count >= BLOCK:
             self._flush()

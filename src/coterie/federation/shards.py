@@ -53,11 +53,21 @@ class Rows:
         """Every row; where clients differ in size, padded to the largest by its last row at weight 0."""
         return next(self.blocks(self.capacity))
 
+    def alone(self, offset: Tensor, count: Tensor) -> "Rows":
+        """The rows of one client as views, where offset and count are plain numbers (not under vmap)."""
+        first, length = int(offset), int(count)
+        columns = tuple(c[first : first + length] for c in self.columns)
+        return Rows(columns, torch.zeros_like(offset), count, length)
+
     def blocks(self, size: int) -> Iterator[Batch]:
         """Every row, at most size at a time. Weights say which rows are real where counts differ."""
         device = self.offset.device
         for start in range(0, self.capacity, size):
-            index = torch.arange(start, min(start + size, self.capacity), device=device)
+            stop = min(start + size, self.capacity)
+            if len(self.columns[0]) == self.capacity:  # nobody else's rows are in there: no copy is needed
+                yield Batch(tuple(c[start:stop] for c in self.columns))
+                continue
+            index = torch.arange(start, stop, device=device)
             if not self.ragged:
                 yield self.take(index)
                 continue
@@ -143,7 +153,7 @@ def _columns(shard: Any, name: str) -> Columns:
     elif hasattr(shard, "__getitem__") and hasattr(shard, "__len__") and not isinstance(shard, tuple | list):
         if len(shard) == 0:
             raise UsageError(f"{name} is empty; leave it out or give it data.")
-        shard = _from_dataset(shard)
+        shard = _from_dataset(shard, name)
     columns = tuple(_tensor(column, name) for column in shard)
     lengths = {len(c) for c in columns}
     if len(lengths) > 1:
@@ -164,6 +174,8 @@ def _columns(shard: Any, name: str) -> Columns:
 
 
 def _tensor(column: Any, name: str) -> Tensor:
+    if isinstance(column, np.ndarray) and not column.flags.writeable:
+        column = column.copy()  # torch warns of read-only arrays, such as pandas gives out
     try:
         tensor = torch.as_tensor(column)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -173,8 +185,11 @@ def _tensor(column: Any, name: str) -> Tensor:
     return tensor.detach()
 
 
-def _from_dataset(dataset: Any) -> tuple[Any, ...]:
+def _from_dataset(dataset: Any, name: str) -> tuple[Any, ...]:
     """The items of a map-style Dataset, stacked column by column."""
     items = [dataset[i] for i in range(len(dataset))]
-    columns = zip(*(item if isinstance(item, tuple | list) else (item,) for item in items), strict=True)
-    return tuple(torch.stack([torch.as_tensor(value) for value in column]) for column in columns)
+    try:
+        columns = zip(*(item if isinstance(item, tuple | list) else (item,) for item in items), strict=True)
+        return tuple(torch.stack([torch.as_tensor(value) for value in column]) for column in columns)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"the items of {name} are not equally shaped numbers: {error}.") from None

@@ -35,6 +35,9 @@ class Static(Mapping[str, Any]):
     __slots__ = ("_values",)
 
     def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            if not _plain(value):
+                raise TypeError(f"{name} is a {type(value).__name__}, no plain data; send it as a shared value")
         self._values = values
 
     def __getattr__(self, name: str) -> Any:
@@ -53,6 +56,15 @@ class Static(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value can be written down: numbers, words, nothing, and collections of these."""
+    if isinstance(value, Mapping):
+        return all(map(_plain, value.values()))
+    if isinstance(value, tuple | list):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 @dataclass(frozen=True)
@@ -79,7 +91,7 @@ class Memory:
         """Every one of n clients begins with this value."""
         return Memory(mapped(lambda t: t.expand(n, *t.shape), value))
 
-    def _refuse(self, *_: Any) -> Any:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise PlacementError(
             "client memory lives at the clients; ask for it with fed.gather or fed.mean and a work that returns it."
         )

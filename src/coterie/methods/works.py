@@ -7,7 +7,7 @@ from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 
 
-def _own(shard: Shard) -> Rows:
+def own_rows(shard: Shard) -> Rows:
     """The rows a holder learns from: its training rows, or its validation rows if it has nothing else."""
     rows = shard.train if shard.train is not None else shard.valid
     if rows is None:
@@ -15,7 +15,7 @@ def _own(shard: Shard) -> Rows:
     return rows
 
 
-def _goal(shard: Shard) -> Rows:
+def goal_rows(shard: Shard) -> Rows:
     """The rows that define the target's goal."""
     rows = shard.valid if shard.valid is not None else shard.train
     if rows is None:
@@ -30,9 +30,17 @@ def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
     return rows.take(draw.batches(rows.count, size, 1)[0])
 
 
+def own_loss(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
+    """L_k(θ) on one batch of the holder's rows, or on all of them where size is "all"."""
+    rows = own_rows(shard)
+    if isinstance(size, str):
+        return shard.task.full_loss(theta, rows)
+    return shard.task.loss(theta, draw_batch(rows, size, draw))
+
+
 def own_gradient(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
     """∇L_k(θ) on one batch of the holder's rows, or on all of them where size is "all"."""
-    rows = _own(shard)
+    rows = own_rows(shard)
     if isinstance(size, str):
         return shard.task.full_gradient(theta, rows)
     return shard.task.gradient(theta, draw_batch(rows, size, draw))
@@ -40,7 +48,7 @@ def own_gradient(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Te
 
 def own_product(shard: Shard, theta: Tensor, v: Tensor, size: int | str, draw: Draw) -> Tensor:
     """∇²L_k(θ) v on one batch of the holder's rows, or on all of them where size is "all"."""
-    rows = _own(shard)
+    rows = own_rows(shard)
     if isinstance(size, str):
         return shard.task.full_hvp(theta, v, rows)
     return shard.task.hvp(theta, v, draw_batch(rows, size, draw))
@@ -55,7 +63,7 @@ def gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Dr
 @work
 def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_0(x) at the target, on one batch or on all its validation rows."""
-    rows = _goal(shard)
+    rows = goal_rows(shard)
     if static.batch == "all":
         return shard.task.full_gradient(shared, rows)
     return shard.task.gradient(shared, draw_batch(rows, static.batch, draw))
@@ -64,7 +72,7 @@ def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, dra
 @work
 def sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
-    x, rows = shared, _own(shard)
+    x, rows = shared, own_rows(shard)
     if static.batch == "all":
         for _ in range(static.steps):
             x = x - static.step * shard.task.full_gradient(x, rows)
@@ -72,3 +80,10 @@ def sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Dr
     for index in draw.batches(rows.count, static.batch, static.steps):
         x = x - static.step * shard.task.gradient(x, rows.take(index))
     return x
+
+
+@work
+def goal_loss_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """L_0(x) and ∇L_0(x) at the target, on all its validation rows."""
+    rows = goal_rows(shard)
+    return shard.task.full_loss(shared, rows), shard.task.full_gradient(shared, rows)

@@ -75,7 +75,7 @@ class Draw:
         """Uniform int64 words of shape key.shape + shape."""
         slots = torch.arange(1, prod(shape) + 1, dtype=torch.int64, device=self.key.device)
         words = _mix(self.key[..., None] + slots * _signed(_GOLDEN))
-        return words.reshape(*self.key.shape, *shape)
+        return words.reshape((*self.key.shape, *shape))
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform on [0, 1), with every bit of the dtype's mantissa random."""
@@ -100,7 +100,7 @@ class Draw:
     def integers(self, high: int | Tensor, *shape: int) -> Tensor:
         """Uniform on {0 … high − 1}, high < 2³¹; high may be one number a key."""
         if isinstance(high, Tensor):
-            high = high.reshape(*high.shape, *(1,) * len(shape))
+            high = high.reshape(high.shape + (1,) * len(shape))
         return (_shift(self.bits(*shape), 33) * high) >> 31
 
     def batches(self, count: int | Tensor, size: int, steps: int) -> Tensor:

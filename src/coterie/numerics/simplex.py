@@ -19,8 +19,7 @@ def uniform(n: int, like: Tensor | None = None) -> Tensor:
 def project_simplex(v: Tensor) -> Tensor:
     """Π_Δ(v), exactly, by one sort: O(n log n)."""
     n = v.shape[-1]
-    # Only differences matter, and whatever is 1 below the largest gets nothing: so no scale of v costs a digit.
-    v = (v - v.amax(-1, keepdim=True)).clamp(min=-1.0)
+    v = v - v.amax(-1, keepdim=True)  # only differences matter, and these keep their digits at any scale
     u = v.sort(dim=-1, descending=True).values
     excess = u.cumsum(-1) - 1.0
     ranks = torch.arange(1, n + 1, dtype=v.dtype, device=v.device)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from coterie.errors import UsageError
 from coterie.numerics import Draw, project_capped_simplex
+from coterie.problems.constants import Curvature
 from coterie.problems.models import FlatModel
 from coterie.problems.parameters import Context, Count
 from coterie.problems.weighting import Weighting, weighting
@@ -28,6 +29,12 @@ class ClosedForm:
     target_hessian: Tensor  # [d, d]
     target_optimum: Tensor  # [d]
     weights: Tensor  # w*, [K]
+
+    @property
+    def curvature(self) -> Curvature:
+        """μ and L₁ of all losses; their Hessians are constant."""
+        spectra = torch.linalg.eigvalsh(torch.cat([self.hessians, self.target_hessian[None]]))
+        return Curvature(float(spectra.min()), float(spectra.max()), 0.0)
 
     def theta(self, w: Tensor) -> Tensor:
         """θ*(w)."""
@@ -55,7 +62,7 @@ class ClosedForm:
 
     def measure(self, theta: Tensor, weights: Tensor | None) -> dict[str, float]:
         """Distance to the target's optimum and, where weights are learned, F and stationarity."""
-        measures = {"distance_to_optimum": float((theta.double() - self.target_optimum).norm())}
+        measures = {"distance_to_optimum": float((theta.double().cpu() - self.target_optimum).norm())}
         if weights is not None and weights.dim() == 1:
             w = weights.double().cpu()
             measures |= {"objective": float(self.objective(w)), "stationarity": float(self.stationarity(w))}
@@ -104,4 +111,5 @@ def quadratic(
         dtype=context.dtype,
         device=context.device,
         exact=form,
+        best_weights=form.weights,
     )

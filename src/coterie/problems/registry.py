@@ -6,7 +6,15 @@ from typing import Any, NamedTuple
 
 from coterie.errors import unknown
 from coterie.problems.friends import friends
+from coterie.problems.groups import groups
+from coterie.problems.hyper_representation import hyper_representation
+from coterie.problems.loss_tuning import loss_tuning
+from coterie.problems.meta_learning import meta_learning
+from coterie.problems.minimax_quadratic import minimax_quadratic
+from coterie.problems.nested_quadratic import nested_quadratic
+from coterie.problems.noisy_clients import noisy_clients
 from coterie.problems.quadratic import quadratic
+from coterie.problems.toy_cosine import toy_cosine
 
 
 class ProblemEntry(NamedTuple):
@@ -19,15 +27,71 @@ class ProblemEntry(NamedTuple):
     tuned: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
+NESTED = ("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt")
+MINIMAX = {"step": 0.1, "inner_step": 0.5, "local_steps": 5, "batch": "all"}
+BILEVEL = {"step": 0.3, "inner_step": 0.5, "local_steps": 5, "terms": 20, "lipschitz": 5.0, "batch": "all"}
+IMAGES = {"step": 0.3, "inner_step": 1.0, "local_steps": 25, "lipschitz": 400.0, "batch": 32}
+LIGHT = {name: {**IMAGES, "step": 0.03} for name in NESTED[2:]}  # local hypergradients bear smaller steps only
+TUNING = {"step": 10.0, "inner_step": 0.5, "local_steps": 10, "lipschitz": 100.0, "batch": 32}
+META = {"step": 0.5, "inner_step": 1.0, "local_steps": 1}
+
 PROBLEMS: tuple[ProblemEntry, ...] = (
     ProblemEntry(
         "friends",
         friends,
         "digits at 15 clients; 5 are the target's friends, 10 have permuted labels",
         ("local-train", "fedavg"),
-        {"meritfed": {"step": 1.0, "mirror_step": 0.01}},
+        {
+            "meritfed": {"step": 1.0, "mirror_step": 0.01},
+            "fednest": {"inner_step": 1.0, "batch": 20, "series": "cg"},
+        },
     ),
+    ProblemEntry("groups", groups, "a minority and a majority with their own classes, labels or turned images"),
     ProblemEntry("quadratic", quadratic, "linear regression with known θ*(w), F(w), ∇F(w) and w*"),
+    ProblemEntry("toy-cosine", toy_cosine, "quadratics with a cosine; F(w) and ∇F(w) known, noise by choice"),
+    ProblemEntry(
+        "noisy-clients",
+        noisy_clients,
+        "three clean clients that split the classes, seven with random labels",
+        ("fixed-weights",),
+        {
+            "primal-dual": {"step": 0.1, "dual_step": 0.1, "weight_step": 0.01, "target_batch": 64},
+            "sustain": {"step": 0.2, "series_step": 0.2, "weight_step": 0.05, "target_batch": 64},
+            "rfho": {"step": 0.2, "weight_step": 0.005, "target_batch": 64},
+            "afl": {"step": 0.2, "weight_step": 0.01},
+            "fixed-weights": {"step": 0.2},
+        },
+    ),
+    ProblemEntry(
+        "nested-quadratic",
+        nested_quadratic,
+        "bilevel, with known y*(x), f(x), ∇f(x) and x*",
+        tuned=dict.fromkeys(NESTED, BILEVEL),
+    ),
+    ProblemEntry(
+        "minimax-quadratic",
+        minimax_quadratic,
+        "minimax, with a known saddle point",
+        tuned={**dict.fromkeys(NESTED, {**MINIMAX, "outer_steps": 5}), "fedavg-s": MINIMAX},
+    ),
+    ProblemEntry(
+        "hyper-representation",
+        hyper_representation,
+        "bilevel: the backbone outside, the head inside",
+        tuned={**dict.fromkeys(NESTED, IMAGES), **LIGHT},
+    ),
+    ProblemEntry(
+        "loss-tuning",
+        loss_tuning,
+        "bilevel: a loss tuned for long-tailed classes, a network inside",
+        tuned=dict.fromkeys(NESTED, TUNING),
+    ),
+    ProblemEntry(
+        "meta-learning",
+        meta_learning,
+        "compositional: a start that is good after one gradient step",
+        tuned=dict.fromkeys(NESTED, META),
+    ),
 )
 
 

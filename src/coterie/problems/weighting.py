@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Rows, Shard, Stack, pack
 from coterie.problems.models import FlatModel
-from coterie.problems.task import RowLoss, Supervised, check_labels
+from coterie.problems.task import RowLoss, Supervised, Task, check_labels, cross_entropy
 from coterie.problems.view import View
 
 
@@ -21,7 +21,7 @@ from coterie.problems.view import View
 class Weighting:
     """Shards, target, model, loss and measures. Known friends of the target come first among the clients."""
 
-    task: Supervised
+    task: Task
     train: Stack
     target: Shard | None
     start: Tensor
@@ -29,6 +29,7 @@ class Weighting:
     valid: Stack | None = None
     friends: int | None = None
     exact: Any = None
+    best_weights: Tensor | None = None
 
     @property
     def clients(self) -> int:
@@ -43,6 +44,8 @@ class Weighting:
             has.add("target")
         if self.friends is not None:
             has.add("friends")
+        if self.best_weights is not None:
+            has.add("optimal-weights")
         return frozenset(has)
 
     def measure(self, view: View) -> dict[str, float]:
@@ -89,7 +92,7 @@ def weighting(
             )
     task = Supervised.of(model, loss, l2=l2)
     outputs = _outputs(task, train.client(0))
-    if task.loss_by_row.__name__ == "cross_entropy":
+    if task.loss_by_row is cross_entropy:
         task = Supervised.of(model, loss, l2=l2, classes=outputs)
     for part, who in ((train, "the clients"), (goal, "the target"), (held_out, "the test set")):
         if part is not None:
@@ -105,7 +108,7 @@ def _outputs(task: Supervised, rows: Rows) -> int:
     try:
         with torch.no_grad():
             out = task.model(task.model.start, inputs)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise UsageError(
             f"the model does not take inputs of shape {tuple(inputs.shape)}: {str(error).splitlines()[0]}"
         ) from None

@@ -1,15 +1,27 @@
 """Tables and the live display in the terminal."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from coterie.experiment.build import Parts
+from coterie.experiment.tune import Trial
 from coterie.problems.view import View
 
 HEADLINES = (
@@ -28,9 +40,15 @@ def headline(final: dict[str, Any]) -> tuple[str, str]:
     """The one measure that people ask for first: its name and its value as text."""
     for key, label in HEADLINES:
         if key in final:
-            value = final[key]
-            return label, f"{100 * value:.1f} %" if key.endswith("accuracy") else f"{value:.4g}"
+            return label, measure_text(key, final[key])
     return "", ""
+
+
+def measure_text(key: str, value: float | None) -> str:
+    """A measure for people; None is what was not finite."""
+    if value is None:
+        return "not finite"
+    return f"{100 * value:.1f} %" if key.endswith("accuracy") else f"{value:.4g}"
 
 
 def size_text(count: int) -> str:
@@ -76,19 +94,21 @@ def weights_table(
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:
-    """The learned model beside its baselines."""
-    label = headline(summary["final"])[0]
+    """The learned model beside its baselines, by the first headline measure that all of them have."""
+    rows = [(summary["method"], summary), *summary.get("baselines", {}).items()]
+    common = [(key, label) for key, label in HEADLINES if all(key in one["final"] for _, one in rows)]
+    key, label = common[0] if common else ("", "")
     table = Table(box=None, pad_edge=False)
     table.add_column("trained by")
     table.add_column(label, justify="right")
     table.add_column("rounds of communication", justify="right")
     table.add_column("moved", justify="right")
-    rows = [(summary["method"], summary), *summary.get("baselines", {}).items()]
     for name, one in rows:
         moved = one["communication"]
         style = "bold" if one is summary else ""
         total = size_text(moved["bytes_up"] + moved["bytes_down"])
-        table.add_row(name, headline(one["final"])[1], str(moved["rounds"]), total, style=style)
+        value = measure_text(key, one["final"][key]) if key else ""
+        table.add_row(name, value, str(moved["rounds"]), total, style=style)
     return table
 
 
@@ -102,9 +122,8 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
             console.print(f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight.")
     console.print()
     console.print(comparison_table(summary))
-    console.print(
-        f"\nResults are in [bold]{folder}[/bold] (summary.json, weights.csv, metrics.jsonl, model.safetensors)."
-    )
+    files = "summary.json, weights.csv, metrics.jsonl, model.safetensors"
+    console.print(f"\nResults are in [bold]{escape(folder)}[/bold] ({files}).", soft_wrap=True)
 
 
 class LiveDisplay:
@@ -112,12 +131,14 @@ class LiveDisplay:
 
     def __init__(self, console: Console, name: str, *, is_baseline: bool) -> None:
         self.console, self.name, self.is_baseline = console, name, is_baseline
+        self.ran = False
         self._live: Live | None = None
         self._friends: int | None = None
         self._rounds = 0
 
     def started(self, parts: Parts, done: int) -> None:
         """Open the display."""
+        self.ran = True
         run = parts.config.run
         self._rounds, self._friends = run.rounds, parts.problem.friends
         self._bar = Progress(
@@ -155,13 +176,70 @@ class LiveDisplay:
         """Close the display."""
         self.close()
         if summary["outcome"] != "finished":
-            self.console.print(f"[bold red]{summary['outcome']}[/bold red]: {summary['message']}")
+            message = escape(summary["message"])
+            self.console.print(f"[bold red]{summary['outcome']}[/bold red]: {message}", soft_wrap=True)
 
     def close(self) -> None:
         """Give the terminal back, whatever happened."""
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class TuneDisplay:
+    """Progress over a grid, and the table at its end."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar = Progress(
+            TextColumn("[bold]trying"), BarColumn(BAR), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "TuneDisplay":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def report(self, trial: Trial, total: int) -> None:
+        """One combination is done."""
+        if self._task is None:
+            self._task = self._bar.add_task("", total=total)
+        self._bar.advance(self._task)
+
+    def end(self, result: dict[str, Any], folder: str) -> None:
+        """The table, best first."""
+        self._bar.stop()
+        measure = result["measure"]
+        keys = list(result["best"]["settings"])
+        table = Table(box=None, pad_edge=False)
+        for key in [*keys, measure.replace("_", " "), "outcome"]:
+            table.add_column(key, justify="right")
+        best_first = sorted(result["trials"], key=lambda t: -t["final"].get(measure, -1e9))
+        for trial in reversed(best_first) if measure.endswith("loss") or measure == "objective" else best_first:
+            value = trial["final"].get(measure)
+            style = "bold" if trial["settings"] == result["best"]["settings"] else ""
+            cells = [f"{trial['settings'][key]}" for key in keys]
+            table.add_row(*cells, "" if value is None else f"{value:.4f}", trial["outcome"], style=style)
+        self.console.print(table)
+        self.console.print(f"\nRun the best with: [bold]coterie run {folder}/best.toml[/bold]")
+
+
+@contextmanager
+def download_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar a file: call with its name, the bytes so far and the bytes in all."""
+    tasks: dict[str, TaskID] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(BAR), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+
+        def report(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total)
+            progress.update(tasks[name], completed=done)
+
+        yield report
 
 
 def console_for(json: bool) -> Console:

@@ -1,0 +1,143 @@
+"""Hyper-parameter choice as in the papers: every combination of a grid for a few rounds, best validation wins.
+
+Combinations run as processes of their own, in result folders of their own, so that they use all cores, can be resumed,
+and can be looked at afterwards. The test set plays no part in the choice.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coterie.errors import RunError, UsageError
+from coterie.experiment.config import Config, resolve
+from coterie.experiment.files import write_atomically, write_json
+from coterie.experiment.records import prepare
+
+MEASURES = (("validation_accuracy", max), ("validation_loss", min), ("objective", min))
+
+Grid = Mapping[str, Sequence[Any]]
+
+
+class Trial(NamedTuple):
+    """One combination: its settings, its folder, and what became of it."""
+
+    number: int
+    settings: dict[str, Any]
+    final: dict[str, Any]
+    outcome: str
+
+
+def combinations(grid: Grid) -> list[dict[str, Any]]:
+    """All choices of one value a key, in the grid's order."""
+    for key, values in grid.items():
+        if "." not in key:
+            raise UsageError(f"the grid's key {key!r} names no table; write for example method.step.")
+        if not values:
+            raise UsageError(f"the grid gives no value for {key}.")
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def tune(
+    config: Config,
+    grid: Grid,
+    folder: Path,
+    *,
+    rounds: int,
+    jobs: int | None = None,
+    force: bool = False,
+    report: Callable[[Trial, int], None] = lambda trial, total: None,
+) -> dict[str, Any]:
+    """Run the grid, write tune.json and best.toml, and return the former."""
+    chosen = combinations(grid)
+    configs = [_with(config, settings, rounds) for settings in chosen]
+    if not (folder / "tune.json").is_file() or force:
+        prepare(folder, force=force)
+    write_atomically(folder / "config.toml", config.as_toml().encode())
+    trials: list[Trial] = []
+    cores = os.cpu_count() or 1
+    workers = max(1, min(jobs or cores, len(configs)))
+    with ThreadPoolExecutor(workers) as pool:
+        places = [folder / "trials" / f"{i:03d}" for i in range(len(configs))]
+        started = {
+            pool.submit(_run, one, place, max(1, cores // workers)): i
+            for i, (one, place) in enumerate(zip(configs, places, strict=True))
+        }
+        for future in as_completed(started):
+            i = started[future]
+            summary = future.result()
+            trials.append(Trial(i, chosen[i], summary["final"], summary["outcome"]))
+            report(trials[-1], len(configs))
+    trials.sort()
+    best, measure = _best(trials)
+    winner = _with(config, best.settings, config.run.rounds)
+    write_atomically(folder / "best.toml", winner.as_toml().encode())
+    result = {
+        "method": config.run.method,
+        "problem": config.run.problem,
+        "seed": config.run.seed,
+        "rounds": rounds,
+        "measure": measure,
+        "best": {"settings": best.settings, measure: best.final[measure]},
+        "trials": [trial._asdict() for trial in trials],
+    }
+    write_json(folder / "tune.json", result)
+    return result
+
+
+def _with(config: Config, settings: Mapping[str, Any], rounds: int) -> Config:
+    """The configuration with some settings changed; checked, so that a bad value is found before anything runs."""
+    tables = config.as_dict()
+    tables.pop("version")
+    for dotted, value in settings.items():
+        table, _, key = dotted.partition(".")
+        tables.setdefault(table, {})[key] = value
+    tables["run"] |= {"rounds": rounds}
+    return resolve(tables)
+
+
+def _best(trials: list[Trial]) -> tuple[Trial, str]:
+    finished = [trial for trial in trials if trial.outcome == "finished"]
+    if not finished:
+        raise RunError("every combination diverged; widen the grid to smaller steps.")
+    for measure, better in MEASURES:
+        if measure in finished[0].final:
+            value = better(trial.final[measure] for trial in finished)
+            return next(trial for trial in finished if trial.final[measure] == value), measure
+    raise UsageError("the problem has no validation measure to choose by; give it a target with validation rows.")
+
+
+def _run(config: Config, folder: Path, threads: int) -> dict[str, Any]:
+    """One combination in a process of its own; a finished one is read, an interrupted one resumed."""
+    command = [sys.executable, "-m", "coterie"]
+    if (folder / "config.toml").is_file():
+        command += ["resume", str(folder), "--json"]
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        source = folder.with_suffix(".toml")
+        write_atomically(source, config.with_run(baselines=[]).as_toml().encode())
+        command += ["run", str(source), "--out", str(folder), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode == 2 or not done.stdout.strip():
+        raise RunError(f"the combination in {folder} failed: {done.stderr.strip() or 'no message'}")
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def parse_grid(pairs: Sequence[str], read: Callable[[list[str]], dict[str, Any]]) -> dict[str, list[Any]]:
+    """`table.key=v1,v2,v3` pairs; each value is read as a setting."""
+    return dict(_grid_lines(pairs, read))
+
+
+def _grid_lines(pairs: Sequence[str], read: Callable[[list[str]], dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    for pair in pairs:
+        key, sign, values = pair.partition("=")
+        if not sign:
+            raise UsageError(f"--grid {pair!r} has no '='; write --grid method.step=0.05,0.02.")
+        yield key.strip(), [read([f"{key}={value}"])[key.strip()] for value in values.split(",")]

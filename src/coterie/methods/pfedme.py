@@ -1,0 +1,83 @@
+"""pFedMe (T Dinh et al. 2020, Algorithm 1), personalised for the target.
+
+R times a round a client draws a batch, solves θ ≈ argmin f_B(θ) + λ/2 ‖θ − x_k‖² by gradient descent (at most 20
+steps, until ‖gradient‖² ≤ δ) and moves x_k ← x_k − ηλ(x_k − θ); the server mixes x ← (1 − β)x + β mean x_k. The model
+that is judged is the target's own proximal solution at x, with all its rows.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Batch, Federation, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.works import goal_rows, own_rows
+from coterie.numerics import Draw
+from coterie.problems.parameters import Count, Positive, Probability
+from coterie.problems.view import View
+
+
+class PFedMeState(NamedTuple):
+    """The global model and the target's own."""
+
+    x: Tensor
+    theta: Tensor
+
+
+def proximal_point(task: Any, x: Tensor, batch: Batch, static: Static) -> Tensor:
+    """Gradient descent on f_B(θ) + λ/2 ‖θ − x‖² from x; a client that is done stands still."""
+    theta = x
+    for _ in range(static.inner_steps):
+        g = task.gradient(theta, batch) + static.penalty * (theta - x)
+        theta = torch.where(g @ g > static.accuracy, theta - static.inner_step * g, theta)
+    return theta
+
+
+@work
+def moreau_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """R steps on the Moreau envelope."""
+    x, rows = shared, own_rows(shard)
+    for index in draw.batches(rows.count, static.batch, static.steps):
+        theta = proximal_point(shard.task, x, rows.take(index), static)
+        x = x - static.step * static.penalty * (x - theta)
+    return x
+
+
+@work
+def personal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """The target's proximal solution at x."""
+    return proximal_point(shard.task, shared, goal_rows(shard).all(), static)
+
+
+@validated
+def pfedme(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    penalty: Positive = 10.0,
+    accuracy: Positive = 0.005,
+    inner_steps: Count = 20,
+    inner_step: Positive = 0.05,
+    mixing: Probability = 1.0,
+    batch: Count = 50,
+) -> Method:
+    """η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing. One round; one exchange with the target."""
+    subproblem: dict[str, Any] = {
+        "penalty": penalty,
+        "accuracy": accuracy,
+        "inner_steps": inner_steps,
+        "inner_step": inner_step,
+    }
+
+    def init(problem: Any, n: int) -> PFedMeState:
+        return PFedMeState(problem.start, problem.start)
+
+    def round(fed: Federation, s: PFedMeState, draw: Draw) -> PFedMeState:
+        walk = draw.phase("walk")
+        mean = fed.mean(moreau_walk, s.x, draw=walk, step=step, steps=local_steps, batch=batch, **subproblem)
+        x = (1.0 - mixing) * s.x + mixing * mean
+        return PFedMeState(x, fed.ask_target(personal_model, x, draw=draw.phase("personal"), **subproblem))
+
+    return Method("pfedme", init, round, lambda s: View(s.theta), needs=frozenset({"gradient", "target"}))

@@ -1,0 +1,25 @@
+"""Data sets by name."""
+
+from collections.abc import Callable
+
+from coterie.errors import unknown
+from coterie.problems.data.cifar import cifar10
+from coterie.problems.data.covtype import covtype
+from coterie.problems.data.digits import digits
+from coterie.problems.data.examples import DataSet
+from coterie.problems.data.idx import fashion_mnist, mnist
+
+LOADERS: dict[str, Callable[[], DataSet]] = {
+    "digits": lambda: DataSet("digits", 10, digits()),
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "covtype": covtype,
+}
+
+
+def load(name: str) -> DataSet:
+    """A data set from where it lies; nothing is kept, so a second call reads it again."""
+    if name not in LOADERS:
+        raise unknown("data set", name, LOADERS)
+    return LOADERS[name]()

@@ -1,0 +1,68 @@
+"""`hyper-representation`: the backbone is the outer variable, judged on validation rows; the head is the inner one,
+trained on train rows (FedNest, section 4.1). 2-layer perceptron; with MNIST and 200 hidden units d_x = 157,000 and
+d_y = 2,010. The head's ridge makes the inner problem strongly convex.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coterie.federation import Batch
+from coterie.problems.dealt import Data, Partition, accuracies, deal, dense, draws, source
+from coterie.problems.flat import Bound
+from coterie.problems.nested import Nested, NestedProblem, batch_mean
+from coterie.problems.parameters import Context, Count, NonNegative
+from coterie.problems.view import View
+
+
+class Ridge:
+    """g: cross-entropy of head ∘ backbone, plus ½ ridge ‖y‖²."""
+
+    def __init__(self, ridge: float) -> None:
+        self.ridge = ridge
+
+    def __call__(self, x: Bound, y: Bound, batch: Batch) -> Tensor:
+        """The mean over a batch."""
+        return validation(x, y, batch) + 0.5 * self.ridge * y.flat.square().sum()
+
+
+def validation(x: Bound, y: Bound, batch: Batch) -> Tensor:
+    """f: cross-entropy of head ∘ backbone."""
+    return batch_mean(F.cross_entropy(y(x(batch.inputs)), batch.labels, reduction="none"), batch)
+
+
+def hyper_representation(
+    context: Context,
+    *,
+    data: Data = "digits",
+    clients: Count = 20,
+    partition: Partition = "iid",
+    classes: Count = 2,
+    hidden: Count = 200,
+    ridge: NonNegative = 0.01,
+    test: Count = 400,
+) -> NestedProblem:
+    """Half of a client's rows are for training, half for validation. test is the number of digits set aside."""
+    draw = draws(context, "hyper-representation")
+    images, held_out = source(data, test, draw.phase("test"))
+    dealt = deal(images, held_out, clients, partition, classes, 0.5, draw)
+    net = dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)
+    backbone, head = net[:-1], net[-1]
+    x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
+
+    def measures(view: View) -> dict[str, float]:
+        with torch.no_grad():
+            features = problem.task.x(view.model)(x_test)
+            outputs = problem.task.y(problem.inner_start if view.inner is None else view.inner)(features)
+            return {**accuracies(outputs, y_test), "test_loss": float(F.cross_entropy(outputs, y_test))}
+
+    problem = Nested(Ridge(ridge), validation).on(
+        dealt.train,
+        dealt.valid,
+        x=backbone,
+        y=nn.Sequential(head),
+        measures=measures,
+        dtype=context.dtype,
+        device=context.device,
+    )
+    return problem

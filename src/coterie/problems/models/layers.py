@@ -1,0 +1,48 @@
+"""Layers that stay cheap when `torch.func.vmap` gives every client its own parameters.
+
+A vmapped convolution becomes one grouped convolution with a group a client, and a vmapped batch norm is taken apart
+by functorch; both lose to a few batched matrix products and sums. These layers have torch's own parameters,
+initialisation and values.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class PatchConv2d(nn.Conv2d):
+    """A convolution whose stride is its kernel: patches do not overlap, so it is one matrix product."""
+
+    def __init__(self, channels: int, outputs: int, kernel: int, padding: int = 0) -> None:
+        super().__init__(channels, outputs, kernel, stride=kernel, padding=padding)
+        self.side, self.border = kernel, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, h, w] to [n, outputs, h', w']."""
+        n, channels, height, width = x.shape
+        k, p = self.side, self.border
+        rows, columns = (height + 2 * p) // k, (width + 2 * p) // k
+        # pad, and cut what no patch covers, in one step (a negative pad cuts)
+        x = F.pad(x, (p, columns * k - width - p, p, rows * k - height - p))
+        patches = x.reshape(n, channels, rows, k, columns, k).permute(1, 3, 5, 0, 2, 4).reshape(channels * k * k, -1)
+        y = self.weight.flatten(1) @ patches
+        if self.bias is not None:
+            y = y + self.bias[:, None]
+        # channels stay outermost in memory, where batch norm sums over contiguous rows
+        return y.reshape(-1, n, rows, columns).transpose(0, 1)
+
+
+class BatchStatisticsNorm2d(nn.BatchNorm2d):
+    """Batch norm by the statistics of the batch at hand, in training and evaluation alike."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, track_running_stats=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each channel at mean 0 and variance 1 over the batch, then scaled and shifted."""
+        n, channels, height, width = x.shape
+        z = x.transpose(0, 1).reshape(channels, -1)
+        z = z - z.mean(1, keepdim=True)
+        variance = z.square().mean(1, keepdim=True)
+        z = z * (self.weight[:, None] * torch.rsqrt(variance + self.eps)) + self.bias[:, None]
+        return z.reshape(channels, n, height, width).transpose(0, 1)

@@ -1,0 +1,60 @@
+"""What the tests share: one thread, the command line in this process, and looks at result folders."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # sums depend on it in the last bit, and small work only waits for threads
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def coterie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command line, run by its entry point in this process."""
+    from coterie.cli import main
+
+    def run(*arguments: Any) -> Done:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["coterie", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        return Done(code if isinstance(code, int) else int(code is not None), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def contents() -> Callable[[Path], dict[str, str]]:
+    """Every file below a folder with its checksum: two are equal if nothing was touched."""
+
+    def look(folder: Path) -> dict[str, str]:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest() for path in files}
+
+    return look
+
+
+@pytest.fixture
+def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power fails in a test, and not even SIGKILL loses what was written."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -1,0 +1,130 @@
+"""Starts coterie's command line again and again and kills it. Torch is imported once; every start is a fork.
+
+    killer.py random COUNT SEED TOTAL FOLDER -- ARGUMENTS OF RUN     at random moments, then lets it finish
+    killer.py points STRIDE FOLDER -- ARGUMENTS OF RUN               at every STRIDE-th step of writing, a folder each
+
+Prints JSON: what was killed and where.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # the first gradient imports it, and every fork would do so again
+
+from coterie.cli import main
+
+STEPS = ((os, "fsync"), (os, "replace"), (os, "unlink"), (tempfile, "mkstemp"))
+
+
+def start(arguments: list[str], folder: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """A process that runs the command line; its pid. What it says on standard error is kept beside the folder."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        out, err = os.open(os.devnull, os.O_WRONLY), os.open(f"{folder}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        prepare()
+        sys.argv = ["coterie", *arguments]
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int, *, wait: bool) -> int | None:
+    """The exit code, −9 if it was killed, None while it runs."""
+    found, status = os.waitpid(pid, 0 if wait else os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def command(folder: Path, arguments: list[str]) -> list[str]:
+    """Resume if there is something to resume, as a user would."""
+    return ["resume", str(folder)] if (folder / "config.toml").exists() else ["run", "--out", str(folder), *arguments]
+
+
+def progress(folder: Path) -> int:
+    """Rounds that are safe on disk, of the run and its baselines."""
+    newest = 0
+    for place in (folder, *(folder / "baselines").glob("*")):
+        newest += max((int(path.name[:8]) for path in (place / "checkpoint").glob("0*.safetensors")), default=0)
+    return newest
+
+
+def kill_at_random(count: int, seed: int, total: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
+    chance = random.Random(seed)
+    kills, half_written, rounds = 0, 0, []
+    for target in sorted(chance.sample(range(total - 4), count)):
+        before, pid, born = progress(folder), start(command(folder, arguments), folder), time.monotonic()
+        while progress(folder) < max(target, before + 1) and ended_not(pid):
+            if time.monotonic() - born > 60:
+                break
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.05))
+        os.kill(pid, signal.SIGKILL)
+        if ended(pid, wait=True) == -signal.SIGKILL:
+            kills += 1
+        half_written += any(True for _ in folder.rglob(".*.tmp"))
+        rounds.append(progress(folder))
+    code = ended(start(command(folder, arguments), folder), wait=True)
+    return {"kills": kills, "half_written": half_written, "rounds": rounds, "code": code}
+
+
+def ended_not(pid: int) -> bool:
+    """Whether a child still runs, without burying it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def kill_at_points(stride: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
+    deaths, point = [], 1
+    while True:
+        place = folder / f"at_{point:03d}"
+        code = ended(start(command(place, arguments), place, lambda at=point: die_at(at)), wait=True)
+        if code != -signal.SIGKILL:
+            return {"deaths": deaths, "code": code, "whole": str(place)}
+        left = [path.name for path in place.rglob(".*.tmp")]
+        finished = ended(start(command(place, arguments), place), wait=True)
+        deaths.append({"folder": str(place), "left": left, "code": finished})
+        point += stride
+
+
+def die_at(point: int) -> None:
+    """From now on, the point-th step of writing is the last thing this process does: before it, or after it."""
+    passed = 0
+
+    def deadly(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = real(*args, **kwargs)
+            passed += 1
+            if passed == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return step
+
+    for owner, name in STEPS:
+        setattr(owner, name, deadly(getattr(owner, name)))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    cut = sys.argv.index("--")
+    mode, *numbers, where = sys.argv[1:cut]
+    work = kill_at_random if mode == "random" else kill_at_points
+    print(json.dumps(work(*map(int, numbers), Path(where), sys.argv[cut + 1 :])))

@@ -1,0 +1,108 @@
+"""SIGKILL at random moments, and at every step of writing files; the resumed results are those of one whole run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import assert_same_results, lines, summary_of
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills are made with fork")
+
+ROUNDS = 40
+RUN = [
+    *("--problem", "quadratic", "--method", "meritfed", "--rounds", str(ROUNDS)),
+    *("--set", 'run.baselines=["fedavg", "local-train"]', "--set", "run.record=3"),
+    *("--set", "federation.active=0.6", "--set", "federation.norm=2.5", "--set", "federation.mode=vmap"),
+    *("--set", "method.batch=5", "--set", "method.mirror_steps=3"),
+]
+SHORT = [*RUN, "--set", "run.baselines=[]", "--rounds", "2"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def killer(*arguments: Any) -> dict[str, Any]:
+    script = Path(__file__).with_name("killer.py")
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def coterie(*arguments: Any) -> "subprocess.Popen[bytes]":
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "coterie", *map(str, arguments)], env=environment(), **silent)
+
+
+def errors_beside(folder: Path) -> str:
+    path = Path(f"{folder}.err")
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The uninterrupted run, by the command line in a process of its own."""
+    folder = tmp_path_factory.mktemp("kill") / "whole"
+    process = coterie("run", "--out", folder, *RUN)
+    assert process.wait(120) == 0, process.stderr.read()
+    process.stderr.close()
+    return folder
+
+
+def test_killed_at_20_random_moments(tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "killed"
+    told = killer("random", 20, 2, 3 * ROUNDS, folder, "--", *RUN)
+    assert told["code"] == 0, errors_beside(folder)
+    assert told["kills"] == 20, told
+    assert errors_beside(folder) == ""
+    assert len({*told["rounds"]}) > 10, "the kills were all at one place"
+    assert_same_results(whole, folder)
+    resumed = [e for path in folder.rglob("events.jsonl") for e in lines(path) if e["event"] == "resumed"]
+    assert 10 < len(resumed) <= 20
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_killed_at_every_step_of_writing(tmp_path: Path) -> None:
+    """Before and after each fsync, rename, removal and new file of a short run."""
+    told = killer("points", 3, tmp_path, "--", *SHORT)
+    assert told["code"] == 0
+    whole = Path(told["whole"])
+    assert summary_of(whole)["outcome"] == "finished"
+    assert len(told["deaths"]) > 20
+    assert any(death["left"] for death in told["deaths"]), "no kill fell into a write"
+    for death in told["deaths"]:
+        folder = Path(death["folder"])
+        assert death["code"] == 0, (death, errors_beside(folder))
+        assert_same_results(whole, folder)
+        assert not list(folder.rglob("*.tmp")), death
+
+
+def test_the_real_command_killed_twice(tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "killed"
+    for first, arguments in ((4, ["run", "--out", folder, *RUN]), (20, ["resume", folder])):
+        process = coterie(*arguments)
+        reached = folder / "checkpoint"
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            if any(int(path.name[:8]) >= first for path in reached.glob("0*.safetensors")):
+                break
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, process.stderr.read()
+        process.stderr.close()
+    process = coterie("resume", folder)
+    assert process.wait(120) == 0, process.stderr.read()
+    process.stderr.close()
+    assert_same_results(whole, folder)

@@ -1,0 +1,265 @@
+"""The local engine: both modes give the same numbers, and no bit depends on chunks or on who else takes part."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from coterie.errors import UsageError
+from coterie.federation import Call, Federation, LocalEngine, Static, faster_mode, pack, work
+from coterie.federation.reduce import BlockedSum
+from coterie.methods.works import gradient, sgd_walk
+from coterie.numerics import Draw
+from coterie.problems.models import FlatModel, build
+from coterie.problems.task import Supervised
+
+DRAW = Draw.of(3)
+MODES = ["vmap", "sequential"]
+IMAGE = (1, 6, 6)
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+def network(name: str, shape: tuple[int, ...] = IMAGE) -> nn.Module:
+    if name in ("logistic", "mlp"):
+        return build(name, shape, 3, seed=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if name == "tokens":
+            return nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(4 * shape[0], 3))
+        return nn.Sequential(
+            *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(4, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4, 3)),
+        )
+
+
+def federation(shards: Sequence[Any], net: nn.Module, dtype: torch.dtype = torch.float32, **options: Any) -> Federation:
+    model = FlatModel(net).to(dtype=dtype, device="cpu")
+    task = replace(Supervised.of(model, "cross_entropy", l2=0.01, classes=3), block=options.pop("block", 4096))
+    train = pack(shards).to(dtype=dtype, device="cpu")
+    return Federation.on(LocalEngine(task, train, options.pop("valid", None), None, **options))
+
+
+def start(fed: Federation) -> Tensor:
+    """Somewhere that is not special, such as biases at 0."""
+    theta = fed.engine.task.model.start
+    return theta + 0.1 * Draw.of(1).normal(len(theta), dtype=theta.dtype)
+
+
+def by_autograd(net: nn.Module, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of one client's loss, by the module itself in the ordinary way."""
+    module = FlatModel(net).to(dtype=theta.dtype, device="cpu").module(theta)
+    loss = nn.functional.cross_entropy(module(x), y) + 0.005 * sum(p.square().sum() for p in module.parameters())
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))])
+
+
+@work
+def curvature(shard, shared, private, static, draw):
+    """∇²L(θ) v over all rows, and the loss."""
+    theta, v = shared
+    return shard.task.full_hvp(theta, v, shard.train), shard.task.full_loss(theta, shard.train)
+
+
+@work
+def products(shard, shared, private, static, draw):
+    """∇²L(θ) v for every row v of V, two at a time."""
+    theta, V = shared
+    return torch.func.vmap(lambda v: shard.task.full_hvp(theta, v, shard.train), chunk_size=2)(V)
+
+
+@work
+def goal(shard, shared, private, static, draw):
+    return shard.task.full_gradient(shared, shard.valid)
+
+
+WORKS = {
+    "gradient": (gradient, {"batch": "all"}),
+    "walk": (sgd_walk, {"batch": 4, "steps": 3, "step": 0.1}),
+    "walk on all rows": (sgd_walk, {"batch": "all", "steps": 2, "step": 0.1}),
+}
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("sizes", [(6,) * 5, (6, 3, 9, 5, 2)], ids=["equal", "unequal"])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "conv"])
+def test_both_modes_give_the_same_numbers(shards, name, sizes, dtype):
+    data = shards(sizes, IMAGE, dtype)
+    together, alone = (federation(data, network(name), dtype, mode=mode) for mode in MODES)
+    theta = start(together)
+    for function, settings in WORKS.values():
+        rows, expected = (fed.gather(function, theta, draw=DRAW, **settings).rows for fed in (together, alone))
+        torch.testing.assert_close(rows, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+    pair = (theta, theta.flip(0))
+    found, expected = (fed.mean(curvature, pair, draw=DRAW) for fed in (together, alone))
+    torch.testing.assert_close(found, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+
+
+def test_works_may_map_over_what_is_shared(shards):
+    fed, alone = (federation(shards((4, 6, 3), IMAGE), network("logistic"), mode=mode) for mode in MODES)
+    theta = start(fed)
+    V = torch.eye(len(theta))[:5]
+    found, expected = (one.gather(products, (theta, V), draw=DRAW).rows for one in (fed, alone))
+    assert found.shape == (3, 5, len(theta))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def sizes_of(k: int, equal: bool) -> list[int]:
+    return [4 if equal else 2 + (3 * i) % 5 for i in range(k)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("equal", [True, False], ids=["equal", "unequal"])
+@pytest.mark.parametrize(
+    ("name", "shape", "k"),
+    [("logistic", (28, 28), 7), ("mlp", (28, 28), 7), ("mlp", IMAGE, 40), ("conv", IMAGE, 7)],
+)
+def test_no_bit_depends_on_the_chunk(shards, name, shape, k, equal, dtype, mode):
+    data = shards(sizes_of(k, equal), shape, dtype)
+    weights = Draw.of(5).uniform(k, dtype=torch.float64)
+    whole = federation(data, network(name, shape), dtype, mode=mode)
+    theta = start(whole)
+    works = list(WORKS.values())[: 2 if k < 40 else 1]
+    expected = [
+        (whole.gather(f, theta, draw=DRAW, **s).rows, whole.mean(f, theta, weights=weights, draw=DRAW, **s))
+        for f, s in works
+    ]
+    for chunk in (1, 2, 3, 5, 7, k):
+        fed = replace(whole, engine=replace(whole.engine, chunk=chunk))
+        for (f, s), (rows, mean) in zip(works, expected, strict=True):
+            gathered = fed.gather(f, theta, draw=DRAW, **s).rows
+            assert torch.equal(gathered, rows), f"chunk {chunk}"
+            assert gathered.stride() == rows.stride(), f"chunk {chunk}"
+            assert torch.equal(fed.mean(f, theta, weights=weights, draw=DRAW, **s), mean), f"chunk {chunk}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_no_bit_depends_on_who_else_is_active(shards, name, mode):
+    fed = federation(shards((5,) * 9, IMAGE), network(name), mode=mode)
+    theta = start(fed)
+    for function, settings in WORKS.values():
+        everybody, _ = fed.gather(function, theta, draw=DRAW, **settings)
+        for ids in ([2], [0, 8], [1, 2, 5, 7]):
+            some, answered = replace(fed, ids=torch.tensor(ids)).gather(function, theta, draw=DRAW, **settings)
+            assert answered.tolist() == ids
+            assert torch.equal(some, everybody[ids])
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.booleans(), st.booleans())
+def test_a_sum_has_the_same_bits_for_all_chunks_and_layouts(chunks, turned, weighted):
+    k = sum(chunks)
+    rows = Draw.of(k).normal(k, 5, dtype=torch.float64)
+    weights = Draw.of(k + 1).uniform(k, dtype=torch.float64) if weighted else None
+    whole, parts = BlockedSum(), BlockedSum()
+    whole.add(rows, weights)
+    other = rows.T.contiguous().T if turned else rows
+    for some, w in zip(other.split(chunks), chunks if weights is None else weights.split(chunks), strict=True):
+        parts.add(some, w if weighted else None)
+    total = whole.total()
+    assert torch.equal(parts.total(), total)
+    torch.testing.assert_close(total, rows.sum(0) if weights is None else weights @ rows)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("block", [4096, 4, 1])
+@pytest.mark.parametrize("sizes", [(6, 6, 6), (9, 1, 5)], ids=["equal", "unequal"])
+def test_the_full_gradient_is_the_mean_over_the_true_rows(shards, sizes, block, mode):
+    data, net = shards(sizes, IMAGE, torch.float64), network("mlp")
+    fed = federation(data, net, torch.float64, mode=mode, block=block)
+    theta = start(fed)
+    expected = torch.stack([by_autograd(net, theta, x, y) for x, y in data])
+    rows = fed.gather(gradient, theta, draw=DRAW, batch="all").rows
+    torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
+    v = torch.ones_like(theta)
+    products, losses = fed.gather(curvature, (theta, v), draw=DRAW).rows
+    unblocked = federation(data, net, torch.float64, mode="sequential")
+    torch.testing.assert_close((products, losses), unblocked.gather(curvature, (theta, v), draw=DRAW).rows)
+
+
+@pytest.mark.parametrize("block", [4096, 4])
+def test_models_that_mix_rows_never_see_padding(shards, block):
+    data, net = shards((6, 9, 4), IMAGE, torch.float64), network("conv")
+    fed = federation(data, net, torch.float64, mode="vmap", block=block)
+    theta = start(fed)
+    rows = fed.gather(gradient, theta, draw=DRAW, batch="all").rows
+    expected = torch.stack([by_autograd(net, theta, x, y) for x, y in data])
+    torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_nor_the_padding_of_unequal_validation_shards(shards):
+    train, valid = shards((5, 5, 5), IMAGE, torch.float64), shards((6, 9, 4), IMAGE, torch.float64, seed=1)
+    net = network("conv")
+    fed = federation(train, net, torch.float64, mode="vmap", valid=pack(valid))
+    theta = start(fed)
+    expected = torch.stack([by_autograd(net, theta, x, y) for x, y in valid])
+    torch.testing.assert_close(fed.gather(goal, theta, draw=DRAW).rows, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_validation_rows_reach_their_client(shards, mode):
+    train, valid = shards((5, 3, 4), IMAGE, torch.float64), shards((2, 6, 4), IMAGE, torch.float64, seed=1)
+    net = network("mlp")
+    fed = federation(train, net, torch.float64, mode=mode, valid=pack(valid), chunk=2)
+    theta = start(fed)
+    expected = torch.stack([by_autograd(net, theta, x, y) for x, y in valid])
+    torch.testing.assert_close(fed.gather(goal, theta, draw=DRAW).rows, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_inputs_may_be_tokens(mode, dtype):
+    sizes, generator, net = (5, 2, 7), torch.Generator().manual_seed(0), network("tokens", (6,))
+    data = [
+        (torch.randint(11, (n, 6), generator=generator), torch.randint(3, (n,), generator=generator)) for n in sizes
+    ]
+    fed = federation(data, net, dtype, mode=mode)
+    theta = start(fed)
+    rows = fed.gather(gradient, theta, draw=DRAW, batch="all").rows
+    assert rows.dtype == dtype
+    expected = torch.stack([by_autograd(net, theta, x, y) for x, y in data])
+    torch.testing.assert_close(rows, expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+def test_a_single_client_is_a_federation(shards, name, mode):
+    data, net = shards((6,), IMAGE, torch.float64), network(name)
+    fed = federation(data, net, torch.float64, mode=mode)
+    theta = start(fed)
+    expected = by_autograd(net, theta, *data[0])
+    rows, ids = fed.gather(gradient, theta, draw=DRAW, batch="all")
+    assert (rows.shape, ids.tolist()) == ((1, len(theta)), [0])
+    torch.testing.assert_close(rows[0], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(fed.mean(gradient, theta, draw=DRAW, batch="all"), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_work_may_ask_for_a_mode(shards, monkeypatch):
+    fed = federation(shards((4, 4), IMAGE), network("mlp"), mode="vmap")
+    alone = replace(fed, engine=replace(fed.engine, mode="sequential"))
+    theta = start(fed)
+    expected = alone.gather(gradient, theta, draw=DRAW, batch="all").rows
+    monkeypatch.setattr(gradient, "__coterie_mode__", "sequential", raising=False)
+    assert torch.equal(fed.gather(gradient, theta, draw=DRAW, batch="all").rows, expected)
+
+
+def test_the_faster_mode_is_one_of_the_two(shards):
+    fed = federation(shards((4, 4), IMAGE), network("logistic"))
+    call = Call(gradient, start(fed), None, Static(batch=2), DRAW)
+    assert faster_mode(fed.engine, call, margin=0.0) == "sequential"  # as if that cost no time
+    assert faster_mode(fed.engine, call, margin=1e9) == "vmap"
+
+
+def test_a_missing_target_is_explained(shards):
+    fed = federation(shards((4, 4), IMAGE), network("logistic"))
+    with pytest.raises(UsageError, match="asks the target, but the problem has none; give validation data"):
+        fed.ask_target(gradient, start(fed), draw=DRAW, batch="all")
+
+
+def test_a_chunk_has_at_least_one_client(shards):
+    with pytest.raises(UsageError, match=r"federation\.chunk must be at least 1, not 0"):
+        federation(shards((4, 4), IMAGE), network("logistic"), chunk=0)

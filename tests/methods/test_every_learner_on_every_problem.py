@@ -1,0 +1,39 @@
+"""Weight learners run unchanged on every weighting problem: two rounds each, finite, with weights on the simplex."""
+
+import pytest
+import torch
+
+from coterie.experiment.build import assemble
+from coterie.experiment.config import load
+from coterie.experiment.loop import run_rounds
+from coterie.methods.registry import METHODS
+from coterie.problems.registry import PROBLEMS
+
+SMALL = {
+    "toy-cosine": {"clients": 5, "dimension": 6, "rows": 12, "noise": 0.5},
+    "noisy-clients": {"model": "logistic", "noisy_rows": 30, "clients": 5},
+    "groups": {"model": "logistic", "clients": 5, "train": 30},
+    "friends": {"model": "logistic", "clients": 5, "friends": 2},
+    "mean-estimation": {},
+    "quadratic": {},
+}
+GENTLE = {"step": 1e-3, "weight_step": 1e-3, "series_step": 1e-2, "lipschitz": 100.0}
+CHEAP = {"exact-gd": {"inner": "gradient", "local_steps": 1, "batch": 4, "damping": 1e-2}}
+learners = [entry for entry in METHODS if entry.learns_weights]
+problems = [entry.name for entry in PROBLEMS if entry.name in SMALL]
+
+
+@pytest.mark.parametrize("problem", problems)
+@pytest.mark.parametrize("learner", learners, ids=lambda entry: entry.name)
+def test_it_runs(learner, problem):
+    known = learner.make().settings
+    settings = {**{key: value for key, value in GENTLE.items() if key in known}, **CHEAP.get(learner.name, {})}
+    method = {f"method.{key}": value for key, value in settings.items()}
+    sizes = {f"problem.{key}": value for key, value in SMALL[problem].items()}
+    run = {"run.method": learner.name, "run.problem": problem, "run.rounds": 2, "run.baselines": []}
+    result = run_rounds(assemble(load(sets={**sizes, **method}, flags={**run, "federation.mode": "vmap"})), None)
+    assert result.summary["outcome"] == "finished", result.summary["message"]
+    w = result.view.weights
+    assert bool(torch.isfinite(result.view.model).all())
+    assert float(w.min()) >= 0.0
+    torch.testing.assert_close(w.sum(-1), torch.ones_like(w.sum(-1)), atol=1e-5, rtol=0)

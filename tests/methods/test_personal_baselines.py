@@ -1,0 +1,68 @@
+"""Ditto and pFedMe: each reduces to something known, and each follows its paper's lines."""
+
+import pytest
+import torch
+
+from coterie.federation import Federation, LocalEngine
+from coterie.methods import ditto, fedavg, pfedme
+from coterie.numerics import Draw
+from coterie.problems import Weighting
+from coterie.problems.parameters import Context
+from coterie.problems.quadratic import quadratic
+
+
+@pytest.fixture(scope="module")
+def problem() -> Weighting:
+    return quadratic(Context(seed=1, dtype=torch.float64), clients=4, friends=2, dimension=5, rows=20, curvature=2.0)
+
+
+def federation(problem: Weighting) -> Federation:
+    return Federation.on(LocalEngine(problem.task, problem.train, problem.valid, problem.target))
+
+
+def test_ditto_global_model_is_fedavg(problem: Weighting) -> None:
+    walk = {"step": 0.1, "local_steps": 4, "batch": 5}
+    one, two = ditto(**walk), fedavg(**walk, weights="uniform")
+    a, b = one.init(problem, 4), two.init(problem, 4)
+    for t in range(3):
+        a, b = (m.round(federation(problem), s, Draw.of(0).round(t)) for m, s in ((one, a), (two, b)))
+    assert torch.equal(a.x, b.x)
+
+
+def test_ditto_with_a_large_penalty_follows_the_global_model(problem: Weighting) -> None:
+    method = ditto(step=0.01, penalty=90.0, personal_steps=50, batch=20)
+    s = method.init(problem, 4)
+    for t in range(30):
+        s = method.round(federation(problem), s, Draw.of(0).round(t))
+    last = method.round(federation(problem), s, Draw.of(0).round(30))
+    assert (last.v - s.x).norm() < 0.1 * (problem.exact.target_optimum - s.x).norm()
+
+
+def test_ditto_without_pull_is_the_target_alone(problem: Weighting) -> None:
+    method = ditto(step=0.2, penalty=1e-9, personal_steps=50, batch=20)
+    s = method.init(problem, 4)
+    for t in range(20):
+        s = method.round(federation(problem), s, Draw.of(0).round(t))
+    assert (s.v - problem.exact.target_optimum).norm() < 1e-4
+
+
+def test_pfedme_personal_model_is_the_proximal_point(problem: Weighting) -> None:
+    method = pfedme(step=0.05, penalty=5.0, accuracy=1e-20, inner_steps=400, inner_step=0.1, batch=20)
+    s = method.round(federation(problem), method.init(problem, 4), Draw.of(0))
+    h = problem.exact.target_hessian
+    exact = torch.linalg.solve(h + 5.0 * torch.eye(5), h @ problem.exact.target_optimum + 5.0 * s.x)
+    assert torch.allclose(s.theta, exact, atol=1e-9)
+
+
+def test_pfedme_stops_a_subproblem_at_its_accuracy(problem: Weighting) -> None:
+    """A loose δ leaves the model where it starts: the gradient is small enough at once."""
+    method = pfedme(accuracy=1e6, batch=20)
+    s = method.round(federation(problem), method.init(problem, 4), Draw.of(0))
+    assert torch.equal(s.x, problem.start)
+
+
+def test_pfedme_mixing_interpolates(problem: Weighting) -> None:
+    whole, half = (
+        pfedme(mixing=b, batch=20).round(federation(problem), pfedme().init(problem, 4), Draw.of(0)) for b in (1.0, 0.5)
+    )
+    assert torch.allclose(half.x, 0.5 * problem.start + 0.5 * whole.x)

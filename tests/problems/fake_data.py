@@ -1,0 +1,95 @@
+"""Small files in every public format, and pickles as Python 2 wrote them."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+
+PIXELS = 3072
+
+
+def write(path: Path, data: bytes, *, packed: bool = False) -> Path:
+    path = path.with_name(path.name + ".gz") if packed else path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if packed else data)
+    return path
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_mnist(
+    folder: Path, *, packed: bool = True, train: int = 60, test: int = 30, side: int = 28
+) -> dict[str, np.ndarray]:
+    """An MNIST of random images, with labels 0 … 9 over and over."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for stem, count in (("train", train), ("t10k", test)):
+        arrays[f"{stem}-images-idx3-ubyte"] = rng.integers(0, 256, (count, side, side), dtype=np.uint8)
+        arrays[f"{stem}-labels-idx1-ubyte"] = (np.arange(count) % 10).astype(np.uint8)
+    for name, array in arrays.items():
+        write(folder / name, idx(array), packed=packed)
+    return arrays
+
+
+def batches(count: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Six CIFAR batches: name, pixels, labels."""
+    rng = np.random.default_rng(1)
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    return [
+        (n, rng.integers(0, 256, (count, PIXELS), dtype=np.uint8), np.arange(count, dtype=np.uint8) % 10) for n in names
+    ]
+
+
+def write_cifar_binary(folder: Path, count: int = 20) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    made = batches(count)
+    for name, pixels, labels in made:
+        write(folder / f"{name}.bin", np.concatenate([labels[:, None], pixels], axis=1).tobytes())
+    return made
+
+
+def write_cifar_python(folder: Path, count: int = 20) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    made = batches(count)
+    for name, pixels, labels in made:
+        write(folder / name, python2_pickle(pixels, labels))
+    return made
+
+
+def python2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
+    """{'batch_label': …, 'labels': […], 'data': array} by the opcodes of Python 2's protocol 2."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    raw = pixels.tobytes()
+    kind = (
+        b"cnumpy\ndtype\n"
+        + text(b"u1")
+        + b"K\x00K\x01\x87R(K\x03"
+        + text(b"|")
+        + b"NNN"
+        + number(-1)
+        + number(-1)
+        + b"K\x00tb"
+    )
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R"
+    state = b"(K\x01" + number(len(pixels)) + number(pixels.shape[1]) + b"\x86" + kind + b"\x89"
+    state += b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
+    rows = b"](" + b"".join(number(int(label)) for label in labels) + b"e"
+    body = text(b"batch_label") + text(b"training batch") + text(b"labels") + rows + text(b"data") + array + state
+    return b"\x80\x02}(" + body + b"u."
+
+
+def covtype_text(count: int = 70) -> str:
+    """Lines with all seven classes; the second column is constant, the third negative."""
+    rng = np.random.default_rng(2)
+    lines = []
+    for i in range(count):
+        measured = [2000 + i, 7, -int(rng.integers(1, 99)), *rng.integers(0, 7000, 7)]
+        lines.append(",".join(map(str, [*measured, *rng.integers(0, 2, 44), i % 7 + 1])))
+    return "\n".join(lines) + "\n"

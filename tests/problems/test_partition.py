@@ -1,0 +1,49 @@
+"""Partitions: everybody gets equally many rows, nobody the same, and shards hold two classes."""
+
+import pytest
+import torch
+
+from coterie.errors import UsageError
+from coterie.numerics import Draw
+from coterie.problems.data.partition import long_tail, long_tail_counts, partition, split
+
+LABELS = torch.arange(1000) % 10
+
+
+@pytest.mark.parametrize("name", ["iid", "shards"])
+def test_rows_are_dealt_once_and_evenly(name: str) -> None:
+    parts = partition(name, LABELS, 20, 2, Draw.of(0))
+    assert {len(part) for part in parts} == {50}
+    assert len(torch.cat(parts).unique()) == 1000
+    again = partition(name, LABELS, 20, 2, Draw.of(0))
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(parts, partition(name, LABELS, 20, 2, Draw.of(1)), strict=True))
+
+
+def test_shards_hold_two_classes_and_iid_all() -> None:
+    shards = [len(LABELS[part].unique()) for part in partition("shards", LABELS, 20, 2, Draw.of(0))]
+    assert max(shards) <= 2
+    assert sum(shards) > 30  # few clients draw two shards of one class
+    iid = [len(LABELS[part].unique()) for part in partition("iid", LABELS, 20, 2, Draw.of(0))]
+    assert min(iid) >= 8
+    three = [len(LABELS[part].unique()) for part in partition("shards", LABELS, 20, 3, Draw.of(0))]
+    assert max(three) in (3, 4)
+
+
+def test_long_tails_and_splits() -> None:
+    assert long_tail_counts(10, 6000, 60)[:3] == [6000, 3597, 2156]  # the paper's figures
+    assert long_tail_counts(10, 6000, 60)[-1] == 60
+    rows = long_tail(LABELS, 100, 10, Draw.of(0))
+    assert torch.bincount(LABELS[rows]).tolist() == long_tail_counts(10, 100, 10)
+    a, b = split(torch.arange(10) + 7, 0.8, Draw.of(0))
+    assert (len(a), len(b)) == (8, 2)
+    assert sorted(torch.cat([a, b]).tolist()) == list(range(7, 17))
+
+
+def test_too_many_clients_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"lower problem\.clients"):
+        partition("shards", LABELS, 600, 2, Draw.of(0))
+    with pytest.raises(UsageError, match="did you mean shards"):
+        partition("shard", LABELS, 6, 2, Draw.of(0))
+    with pytest.raises(UsageError, match="cannot be split"):
+        split(torch.arange(1), 0.5, Draw.of(0))

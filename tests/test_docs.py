@@ -1,0 +1,182 @@
+"""Every Python snippet and every `coterie …` line of the README and the docs runs.
+
+The snippets of a page run in order, in one temporary directory and (Python) in one namespace, as a reader would type
+them. `<!-- no-run: reason -->` before a snippet leaves it out.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from coterie.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+FENCE = re.compile(
+    r"(?P<skip><!--\s*no-run:\s*(?P<reason>.*?)\s*-->\s*\n)?^(?P<indent>[ ]*)```(?P<kind>python|bash|console)[^\n]*\n"
+    r"(?P<text>.*?)^(?P=indent)```[ ]*$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Snippet(NamedTuple):
+    """One fenced block, where it is, and why it is not run, if it is not."""
+
+    page: Path
+    line: int
+    kind: str
+    text: str
+    reason: str | None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page.name}:{self.line}"
+
+
+def snippets(page: Path) -> Iterator[Snippet]:
+    text = page.read_text(encoding="utf-8")
+    for found in FENCE.finditer(text):
+        line = text.count("\n", 0, found.start("text")) + 1
+        body = re.sub(rf"^{found['indent']}", "", found["text"], flags=re.MULTILINE)
+        yield Snippet(page, line, found["kind"], body, found["reason"])
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The `coterie …` lines of a shell snippet, with or without a prompt, continued lines joined."""
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.strip().removeprefix("$ ")
+        if line.startswith("coterie "):
+            yield shlex.split(line, comments=True)[1:]
+
+
+class Reader:
+    """Somebody who types a page's snippets, in order."""
+
+    def __init__(self, page: Path, folder: Path) -> None:
+        self.page, self.folder = page, folder
+        self.module = ModuleType(f"snippets_of_{page.stem.replace('-', '_')}")
+        self.done: set[int] = set()
+
+    def read_to(self, snippet: Snippet) -> None:
+        """Run a snippet, after those before it."""
+        for one in snippets(self.page):
+            if one.line <= snippet.line and one.line not in self.done and one.reason is None:
+                self.done.add(one.line)
+                self.run(one)
+
+    def run(self, snippet: Snippet) -> None:
+        before = Path.cwd()
+        sys.modules[self.module.__name__] = self.module
+        os.chdir(self.folder)
+        try:
+            if snippet.kind == "python":
+                code = "\n" * (snippet.line - 1) + snippet.text  # so that a traceback shows the page's line
+                with torch.random.fork_rng():
+                    exec(compile(code, str(snippet.page), "exec"), self.module.__dict__)
+            else:
+                for arguments in commands(snippet.text):
+                    self.command(arguments, snippet)
+        finally:
+            os.chdir(before)
+            del sys.modules[self.module.__name__]
+
+    def command(self, arguments: list[str], snippet: Snippet) -> None:
+        """By the entry point in this process: a start of Python for every line would take longer than all the rest."""
+        said, code = StringIO(), 0
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
+            patch.setattr(sys, "argv", ["coterie", *arguments])
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
+        assert not code, f"{snippet.place}: coterie {shlex.join(arguments)}\n{said.getvalue()}"
+
+
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.exists()]
+SNIPPETS = [snippet for page in PAGES for snippet in snippets(page)]
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Reader]:
+    return {page: Reader(page, tmp_path_factory.mktemp("page")) for page in PAGES}
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
+def test_snippet(snippet: Snippet, readers: dict[Path, Reader]) -> None:
+    if snippet.reason is not None:
+        pytest.skip(snippet.reason)
+    if snippet.kind != "python" and not list(commands(snippet.text)):
+        pytest.skip("no `coterie …` line")
+    readers[snippet.page].read_to(snippet)
+
+
+def test_the_readme_shows_the_library_and_the_command_line() -> None:
+    readme = [snippet for snippet in SNIPPETS if snippet.page.name == "README.md" and snippet.reason is None]
+    assert any(snippet.kind == "python" and "import coterie" in snippet.text for snippet in readme)
+    assert any(list(commands(snippet.text)) for snippet in readme if snippet.kind != "python")
+
+
+PAGE = """
+```python
+number = 1
+```
+1. In a list:
+   ```console
+   $ coterie list \\
+       methods  # all of them
+   make test
+   something coterie list
+   ```
+<!-- no-run: needs a network -->
+```bash
+coterie data get mnist
+```
+```toml
+x = 1
+```
+```python
+assert number == 1
+open("left.txt", "w").close()
+```
+```python
+assert number == 2
+```
+```bash
+coterie run --method nonsense
+```
+"""
+
+
+def test_how_pages_are_read(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    found = list(snippets(page))
+    assert [(s.kind, s.reason) for s in found] == [
+        ("python", None),
+        ("console", None),
+        ("bash", "needs a network"),
+        ("python", None),
+        ("python", None),
+        ("bash", None),
+    ]
+    assert found[0].line == 3
+    assert list(commands(found[1].text)) == [["list", "methods"]]
+    here, folder = Path.cwd(), tmp_path / "reader"
+    folder.mkdir()
+    reader = Reader(page, folder)
+    reader.read_to(found[3])
+    assert (folder / "left.txt").exists()
+    with pytest.raises(AssertionError):
+        reader.read_to(found[4])
+    with pytest.raises(AssertionError, match=r"page.md:27: coterie run --method nonsense\s+error: unknown method"):
+        reader.read_to(found[5])
+    assert Path.cwd() == here
