@@ -11,10 +11,10 @@ demo: $(VENV)/.installed
 	$(BIN)/coterie run
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -m ""
+	$(BIN)/python -m pytest --numprocesses auto -m ""
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

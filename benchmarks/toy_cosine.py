@@ -8,7 +8,8 @@ All methods have the same step on θ and on w; the paper does not say which it t
 
 The repeats (problems of seeds 0 … 19) run side by side: one `vmap` of the methods' own `round`. For that the repeats
 share their active sets, and replies are not screened. fednest looks at its values while it runs, so it cannot be
-vmapped; its repeats run one after the other, at the same settings.
+vmapped; only five of its repeats run, one after the other, at the same settings. Results are added to those that --out
+already holds, so that the table can be made in several sittings (--methods, --noise, --steps).
 """
 
 import argparse
@@ -34,7 +35,7 @@ from coterie.problems import Context, Weighting
 from coterie.problems.toy_cosine import Cosines, CosineTask, ExactCosine, toy_cosine
 
 NOISE, ACTIVE = 0.5, 0.5
-STEP, WEIGHT_STEP = 0.03, 0.005
+STEP, OUTER_STEP = 0.03, 0.005
 POINTS = 10
 FEWER = 5  # repeats of a method that cannot be vmapped
 
@@ -50,7 +51,7 @@ class Entry(NamedTuple):
 
 def entries() -> list[Entry]:
     """The methods with their settings. b is the batch: 1 look, or all."""
-    steps = {"step": STEP, "weight_step": WEIGHT_STEP}
+    steps = {"step": STEP, "outer_step": OUTER_STEP}
     return [
         Entry(
             "primal-dual",
@@ -69,8 +70,8 @@ def entries() -> list[Entry]:
         Entry(
             "fednest",
             lambda k, b: fednest(
-                step=WEIGHT_STEP,
-                inner_step=STEP,
+                step=STEP,
+                outer_step=OUTER_STEP,
                 inner_rounds=k,
                 local_steps=1,
                 terms=k,
@@ -228,7 +229,7 @@ def table(lines: list[dict[str, Any]], ks: list[int]) -> str:
         out += [f"### {'noisy, each client active with probability ½' if noisy else 'deterministic'}", ""]
         heads = [f"F − F*, K = {k}" for k in ks] + [f"stationarity, K = {k}" for k in ks]
         out += ["| method | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-        for name in dict.fromkeys(line["method"] for line in lines):
+        for name in [e.name for e in entries()]:
             mine = {line["K"]: line for line in lines if line["method"] == name and line["noisy"] == noisy}
             if not mine:
                 continue  # this setting was not asked for
@@ -251,25 +252,41 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for toy_cosine.json and toy_cosine.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lines = []
+    about = {"repeats": options.repeats, "rounds": options.rounds, "step": STEP, "outer_step": OUTER_STEP}
+    lines = kept(options.out, about)
     for noisy in options.noise:
-        problems = [
-            toy_cosine(Context(seed, torch.float64), noise=NOISE if noisy else 0.0) for seed in range(options.repeats)
-        ]
+        sigma = NOISE if noisy else 0.0
+        problems = [toy_cosine(Context(seed, torch.float64), noise=sigma) for seed in range(options.repeats)]
         for entry in entries():
             if options.methods and entry.name not in options.methods:
                 continue
             for k in options.steps if entry.uses_k else options.steps[:1]:
                 line = curve(entry, k, noisy, problems, options.rounds)
-                lines.append(line)
+                lines = [other for other in lines if key(other) != key(line)] + [line]
                 print(f"{entry.name}, K = {k}, {'noisy' if noisy else 'exact'}: {line['seconds']} s", flush=True)
-    text = table(lines, options.steps)
-    print(text)
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        about = {"repeats": options.repeats, "rounds": options.rounds, "step": STEP, "weight_step": WEIGHT_STEP}
-        (options.out / "toy_cosine.json").write_text(json.dumps({**about, "lines": lines}, indent=1) + "\n")
-        (options.out / "toy_cosine.md").write_text(text + "\n")
+                write(options.out, about, lines, options.steps)
+    print(table(lines, options.steps))
+
+
+def key(line: dict[str, Any]) -> tuple[Any, ...]:
+    return line["method"], line["K"], line["noisy"]
+
+
+def kept(folder: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The lines of earlier runs with the same settings, so that the table can be made in several sittings."""
+    path = None if folder is None else folder / "toy_cosine.json"
+    if path is None or not path.is_file():
+        return []
+    found = json.loads(path.read_text())
+    return found["lines"] if found["about"] == about else []
+
+
+def write(folder: Path | None, about: dict[str, Any], lines: list[dict[str, Any]], ks: list[int]) -> None:
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "toy_cosine.json").write_text(json.dumps({"about": about, "lines": lines}, indent=1) + "\n")
+    (folder / "toy_cosine.md").write_text(table(lines, ks) + "\n")
 
 
 if __name__ == "__main__":

@@ -300,3 +300,23 @@ def test_the_root_is_small_and_complete() -> None:
     with pytest.raises(AttributeError, match="fitt"):
         _ = coterie.fitt
     assert sys.modules["coterie"].__version__
+
+
+def test_a_nested_problem_of_ones_own_is_fitted() -> None:
+    def inner(x: Tensor, y: Tensor, batch: Any) -> Tensor:
+        return (batch.inputs @ y - batch.labels).square().mean() + (x.exp() * y.square()).sum()
+
+    def outer(x: Tensor, y: Tensor, batch: Any) -> Tensor:
+        return (batch.inputs @ y - batch.labels).square().mean()
+
+    generator = torch.Generator().manual_seed(0)
+    shards = [(torch.randn(30, 4, generator=generator), torch.randn(30, generator=generator)) for _ in range(3)]
+    problem = coterie.Nested(inner, outer).on(shards, shards, x=torch.zeros(4), y=torch.zeros(4))
+    method = coterie.methods.fednest(outer_step=0.5, step=0.2, lipschitz=10.0, batch="all")
+    fit = coterie.fit(coterie.Federation.of(problem), method, rounds=10)
+    assert fit.history[-1]["outer_loss"] < fit.history[1]["outer_loss"]
+    assert sum(value.numel() for value in fit.variables.values()) == 8
+    with pytest.raises(coterie.UsageError, match=r"fit\.variables"):
+        _ = fit.model
+    with pytest.raises(coterie.UsageError, match="no nested problem"):
+        coterie.Federation.of("something")

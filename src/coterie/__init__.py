@@ -7,9 +7,22 @@ if TYPE_CHECKING:
     from coterie import methods
     from coterie.errors import CoterieError, RunError, UsageError
     from coterie.facade import Federation, Fit, fit
+    from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
 
 __version__ = "0.1.0"
-__all__ = ["CoterieError", "Federation", "Fit", "RunError", "UsageError", "fit", "methods"]
+__all__ = [
+    "Compositional",
+    "CoterieError",
+    "Federation",
+    "Fit",
+    "Minimax",
+    "Nested",
+    "RunError",
+    "SingleLevel",
+    "UsageError",
+    "fit",
+    "methods",
+]
 
 _HOME = {
     "CoterieError": "coterie.errors",
@@ -18,6 +31,10 @@ _HOME = {
     "Federation": "coterie.facade",
     "Fit": "coterie.facade",
     "fit": "coterie.facade",
+    "Compositional": "coterie.problems.nested",
+    "Minimax": "coterie.problems.nested",
+    "Nested": "coterie.problems.nested",
+    "SingleLevel": "coterie.problems.nested",
 }
 
 

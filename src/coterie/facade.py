@@ -19,6 +19,7 @@ from coterie.experiment.records import Records, prepare, save_model
 from coterie.federation.ledger import Ledger
 from coterie.methods import Method
 from coterie.problems.models import FlatModel
+from coterie.problems.nested import NestedProblem
 from coterie.problems.task import RowLoss
 from coterie.problems.weighting import Weighting, weighting
 from coterie.report.terminal import comparison_table, weights_table
@@ -28,9 +29,10 @@ OWN = "own data"
 
 @dataclass(frozen=True, repr=False)
 class Federation:
-    """Your clients' shards, your validation rows, your model. Made by `Federation.local`, used by `fit`."""
+    """Clients and what they minimise. Made by `Federation.local` from shards and a model, or by `Federation.of` from a
+    nested problem; used by `fit`."""
 
-    problem: Weighting
+    problem: Any
     options: FederationTable
     dtype: str
     device: str
@@ -73,6 +75,16 @@ class Federation:
         chosen = federate(problem, options)[1]  # once, so that all fits of one federation agree to the bit
         return cls(problem, options.model_copy(update=chosen), dtype, device)
 
+    @classmethod
+    def of(cls, problem: NestedProblem, **federation: Any) -> "Federation":
+        """The clients of a nested problem, `coterie.Nested(inner, outer).on(…)` and its like, in this process."""
+        if not isinstance(problem, NestedProblem):
+            raise UsageError(f"a {type(problem).__name__} is no nested problem; make one by coterie.Nested(…).on(…).")
+        options = checked_table(FederationTable, "federation", federation)
+        chosen = federate(problem, options)[1]
+        dtype, device = str(problem.start.dtype).removeprefix("torch."), str(problem.start.device)
+        return cls(problem, options.model_copy(update=chosen), dtype, device)
+
     def __repr__(self) -> str:
         return f"<coterie.Federation of {self.problem.clients} clients, {self.options.mode}, {self.dtype}>"
 
@@ -92,8 +104,14 @@ class Fit:
     @property
     def model(self) -> nn.Module:
         """The trained model, an ordinary module."""
-        problem: Weighting = self._parts.problem
-        return problem.task.model.module(self._result.view.model)
+        if not isinstance(self._parts.problem, Weighting):
+            raise UsageError("a nested problem has no single model; its variables are in fit.variables.")
+        return self._parts.problem.task.model.module(self._result.view.model)
+
+    @property
+    def variables(self) -> dict[str, Tensor]:
+        """Every trained tensor by name: a model's parameters, or x and y of a nested problem."""
+        return dict(self._parts.problem.named(self._result.view))
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -152,7 +170,9 @@ def fit(
 ) -> Fit:
     """Train. The same federation and seed give the same result, bit for bit."""
     if not isinstance(fed, Federation):
-        raise UsageError(f"fit takes a federation first, not a {type(fed).__name__}; make one by Federation.local(…).")
+        raise UsageError(
+            f"fit takes a federation first, not a {type(fed).__name__}; make one by Federation.local(…) or .of(…)."
+        )
     if not isinstance(method, Method):
         raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
     values = {

@@ -22,7 +22,7 @@ def two_clients():
 
 @pytest.mark.parametrize(("output", "accuracy"), [("last", 1e-3), ("average", 2e-2)])
 def test_the_minimax_point_of_two_clients(output, accuracy):
-    method = afl(step=0.1, weight_step=0.1, output=output, batch="all")
+    method = afl(step=0.1, outer_step=0.1, output=output, batch="all")
     view = method.view(play(method, two_clients(), 400))
     assert float(view.model) == pytest.approx(-1 / 3, abs=accuracy)
     assert view.weights.tolist() == pytest.approx([2 / 3, 1 / 3], abs=accuracy)
@@ -30,7 +30,7 @@ def test_the_minimax_point_of_two_clients(output, accuracy):
 
 def test_one_step_by_hand():
     problem = a_quadratic()
-    s = play(afl(step=0.1, weight_step=0.01, batch="all"), problem, 1)
+    s = play(afl(step=0.1, outer_step=0.01, batch="all"), problem, 1)
     G, _ = gradients(problem, problem.start)
     L = 0.5 * torch.einsum("ki,kij,kj->k", *(problem.exact.optima, problem.exact.hessians, problem.exact.optima))
     w = torch.full((5,), 0.2, dtype=torch.float64)

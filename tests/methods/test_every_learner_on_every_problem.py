@@ -17,7 +17,7 @@ SMALL = {
     "mean-estimation": {},
     "quadratic": {},
 }
-GENTLE = {"step": 1e-3, "weight_step": 1e-3, "series_step": 1e-2, "lipschitz": 100.0}
+GENTLE = {"step": 1e-3, "outer_step": 1e-3, "series_step": 1e-2, "lipschitz": 100.0}
 CHEAP = {"exact-gd": {"inner": "gradient", "local_steps": 1, "batch": 4, "damping": 1e-2}}
 learners = [entry for entry in METHODS if entry.learns_weights]
 problems = [entry.name for entry in PROBLEMS if entry.name in SMALL]

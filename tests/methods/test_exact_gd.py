@@ -17,7 +17,7 @@ from coterie.numerics import Draw, project_simplex
 @pytest.mark.parametrize(("problem", "steps"), [(a_quadratic(), 1), (a_toy(), 8)], ids=["quadratic", "toy"])
 def test_a_step_is_the_exact_projected_step(problem, steps):
     w = skewed(problem.clients)
-    method = exact_gd(weight_step=0.003, local_steps=steps)
+    method = exact_gd(outer_step=0.003, local_steps=steps)
     s = play(method, problem, 1, state=method.init(problem, problem.clients)._replace(w=w))
     torch.testing.assert_close(s.w, project_simplex(w - 0.003 * problem.exact.hypergradient(w)), atol=1e-10, rtol=0)
     torch.testing.assert_close(s.theta, problem.exact.theta(w), atol=1e-8, rtol=0)
@@ -31,7 +31,7 @@ def test_gradient_steps_tend_to_the_same():
 
 def test_it_finds_the_best_weights():
     problem = a_quadratic(curvature=1.0)
-    s = play(exact_gd(weight_step=0.2, local_steps=1), problem, 100)
+    s = play(exact_gd(outer_step=0.2, local_steps=1), problem, 100)
     torch.testing.assert_close(s.w, problem.exact.weights, atol=1e-3, rtol=0)
 
 

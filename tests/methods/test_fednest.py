@@ -109,7 +109,7 @@ def test_local_truncations_are_unbiased_too() -> None:
     """One client, so that its own series is the global one: the mean step of LFedNest is that of the series."""
     problem = nested_quadratic(WIDE, clients=1, dimension=3, inner_dimension=5)
     ell = spectrum(problem)[1]
-    common: dict[str, Any] = {"step": 1.0, "inner_step": 0.1, "local_steps": 1, "terms": 4, "lipschitz": ell, **FULL}
+    common: dict[str, Any] = {"outer_step": 1.0, "step": 0.1, "local_steps": 1, "terms": 4, "lipschitz": ell, **FULL}
     fed = federation(problem)
 
     def after(series: str, t: int) -> Tensor:
@@ -135,7 +135,7 @@ def test_conjugate_gradients_are_exact_after_as_many_products_as_dimensions() ->
 
 def test_one_local_step_is_gradient_descent() -> None:
     problem = _noisy()
-    method = fednest(step=0.2, inner_step=0.3, local_steps=1, outer_steps=1, batch=1)
+    method = fednest(outer_step=0.2, step=0.3, local_steps=1, outer_steps=1, batch=1)
     state = rounds(method, problem, 1)[-1]
     x, y = problem.start, problem.inner_start
     everything = problem.train.columns[0].mean(0)
@@ -148,7 +148,7 @@ def test_one_local_step_is_gradient_descent() -> None:
 def test_noise_that_does_not_depend_on_the_point_cancels() -> None:
     """For the two local terms see the same rows: a walk on single rows is then the walk on all of them."""
     problem = _noisy()
-    common: dict[str, Any] = {"step": 0.2, "inner_step": 0.3, "local_steps": 3, "outer_steps": 3}
+    common: dict[str, Any] = {"outer_step": 0.2, "step": 0.3, "local_steps": 3, "outer_steps": 3}
     one, all_ = (rounds(fednest(**common, batch=batch), problem, 2)[-1] for batch in (1, "all"))
     torch.testing.assert_close(one.y, all_.y)
     torch.testing.assert_close(one.x, all_.x)
@@ -179,7 +179,7 @@ def test_clients_that_are_alike_need_no_global_hypergradient() -> None:
     form = nested_quadratic(WIDE, clients=1, dimension=3, inner_dimension=5).exact
     same = NestedForm(*(t.expand(3, *t.shape[1:]) for t in (form.H, form.C, form.c, form.a, form.e, form.rho)))
     problem = quadratic_problem(same, WIDE)
-    common: dict[str, Any] = {"step": 0.1, "inner_step": 0.3, "local_steps": 3, "lipschitz": 5.0, **FULL}
+    common: dict[str, Any] = {"outer_step": 0.1, "step": 0.3, "local_steps": 3, "lipschitz": 5.0, **FULL}
     global_, light = (rounds(make(**common), problem, 5)[-1] for make in (fednest, lfednest))
     torch.testing.assert_close(global_.y, light.y)
     torch.testing.assert_close(global_.x, light.x)
@@ -189,7 +189,7 @@ def test_clients_that_are_alike_need_no_global_hypergradient() -> None:
 def test_step_numbers_by_client(make: Callable[..., Method]) -> None:
     """A list of equal numbers is that number; a list of different ones is every client's own walk."""
     problem = nested_quadratic(WIDE, **SMALL)
-    common: dict[str, Any] = {"step": 0.1, "inner_step": 0.3, "lipschitz": 5.0, **FULL}
+    common: dict[str, Any] = {"outer_step": 0.1, "step": 0.3, "lipschitz": 5.0, **FULL}
     one = rounds(make(**common, local_steps=3, outer_steps=2), problem, 2)[-1]
     many = rounds(make(**common, local_steps=[3] * 4, outer_steps=[2] * 4), problem, 2)[-1]
     torch.testing.assert_close(one.x, many.x)
@@ -220,7 +220,7 @@ def _inner_walks(fed: Federation, problem: Any, steps: int) -> Tensor:
 def test_a_step_of_zero_trains_the_inner_problem_only() -> None:
     problem = nested_quadratic(WIDE, **SMALL)
     fed = federation(problem)
-    states = rounds(fednest(step=0.0, inner_step=0.3, **FULL), problem, 3, fed)
+    states = rounds(fednest(outer_step=0.0, step=0.3, **FULL), problem, 3, fed)
     assert torch.equal(states[-1].x, problem.start)
     assert fed.ledger.total.rounds == 3 * 2
     assert not torch.equal(states[-1].y, states[0].y)
@@ -285,7 +285,7 @@ def test_rounds_of_the_other_series_and_kinds() -> None:
 
 def test_fednest_reaches_the_optimum_of_the_bilevel_problem_linearly_and_lfednest_does_not() -> None:
     problem = nested_quadratic(WIDE, **SMALL, heterogeneity=3.0)
-    common: dict[str, Any] = {"step": 0.5, "inner_step": 0.5, "inner_rounds": 3, "local_steps": 3, "outer_steps": 2}
+    common: dict[str, Any] = {"outer_step": 0.5, "step": 0.5, "inner_rounds": 3, "local_steps": 3, "outer_steps": 2}
     common |= {"terms": 5, "series": "cg", **FULL}
     exact = distances(fednest(**common), problem, 40)
     assert exact[-1] < 1e-8
@@ -294,7 +294,7 @@ def test_fednest_reaches_the_optimum_of_the_bilevel_problem_linearly_and_lfednes
     assert light[-1] > 1e-2
 
 
-STEPS: dict[str, Any] = {"step": 0.1, "inner_step": 0.5, "local_steps": 5, **FULL}
+STEPS: dict[str, Any] = {"outer_step": 0.1, "step": 0.5, "local_steps": 5, **FULL}
 
 
 def test_fednest_reaches_the_saddle_point_linearly_while_the_others_stall() -> None:
@@ -342,12 +342,12 @@ def test_compositional_and_single_level_problems_are_solved() -> None:
     composed = Compositional(lambda x, b: b.inputs[0] @ x, value).on(
         [(a[None],) for a in A], [(row,) for row in t], x=torch.zeros(3), dtype=torch.float64
     )
-    x = rounds(fednest(step=0.2, inner_step=1.0, local_steps=2, outer_steps=2, **FULL), composed, 150)[-1].x
+    x = rounds(fednest(outer_step=0.2, step=1.0, local_steps=2, outer_steps=2, **FULL), composed, 150)[-1].x
     torch.testing.assert_close(A.mean(0) @ x, t.mean((0, 1)), rtol=0.0, atol=1e-6)
     curved = SingleLevel(lambda x, b: 0.5 * (b.inputs[0] @ x) @ x - x.sum()).on(
         [((a @ a.T)[None],) for a in A], x=torch.zeros(3), dtype=torch.float64
     )
-    x = rounds(fednest(step=0.1, outer_steps=4, **FULL), curved, 120)[-1].x
+    x = rounds(fednest(outer_step=0.1, outer_steps=4, **FULL), curved, 120)[-1].x
     best = torch.linalg.solve((A @ A.mT).mean(0), torch.ones(3, dtype=torch.float64))
     torch.testing.assert_close(x, best, rtol=0.0, atol=1e-6)
 
@@ -357,7 +357,7 @@ def test_compositional_and_single_level_problems_are_solved() -> None:
 
 def test_the_weights_move_along_the_exact_hypergradient() -> None:
     problem = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12, curvature=3.0)
-    method = fednest(step=0.05, inner_step=0.5, inner_rounds=60, local_steps=3, terms=4, series="cg", **FULL)
+    method = fednest(outer_step=0.05, step=0.5, inner_rounds=60, local_steps=3, terms=4, series="cg", **FULL)
     state = rounds(method, problem, 1)[-1]
     w = torch.full((5,), 0.2, dtype=torch.float64)
     torch.testing.assert_close(state.theta, problem.exact.theta(w), rtol=1e-8, atol=1e-8)
@@ -367,7 +367,7 @@ def test_the_weights_move_along_the_exact_hypergradient() -> None:
 
 def test_the_weights_reach_the_optimum_and_cost_what_is_said() -> None:
     problem = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12)
-    method = fednest(step=0.1, inner_step=1.0, inner_rounds=2, terms=3, lipschitz=1.0, **FULL)
+    method = fednest(outer_step=0.1, step=1.0, inner_rounds=2, terms=3, lipschitz=1.0, **FULL)
     fed = federation(problem)
     states = rounds(method, problem, 60, fed)
     values = [float(problem.exact.objective(s.w)) for s in states]
@@ -380,7 +380,7 @@ def test_the_weights_reach_the_optimum_and_cost_what_is_said() -> None:
 
 def test_caps_and_partial_participation_keep_the_weights_feasible() -> None:
     problem = quadratic(WIDE, clients=6, friends=2, dimension=4, rows=12)
-    method = fednest(step=0.5, inner_step=1.0, terms=3, lipschitz=1.0, cap=0.3, **FULL)
+    method = fednest(outer_step=0.5, step=1.0, terms=3, lipschitz=1.0, cap=0.3, **FULL)
     for state in rounds(method, problem, 15, federation(problem, count=3)):
         assert float(state.w.sum()) == pytest.approx(1.0, abs=1e-12)
         assert float(state.w.min()) >= 0.0
@@ -407,7 +407,7 @@ def complaint(method: Method, problem: Any, count: int = 8) -> str:
 @pytest.mark.parametrize("series", ["deterministic", "random"])
 def test_a_small_lipschitz_constant_is_explained_and_the_remedy_works(make: Any, series: str) -> None:
     problem = nested_quadratic(WIDE, **SMALL, condition=20.0)
-    common: dict[str, Any] = {"step": 0.01, "inner_step": 0.1, "terms": 6, "series": series, **FULL}
+    common: dict[str, Any] = {"outer_step": 0.01, "step": 0.1, "terms": 6, "series": series, **FULL}
     text = complaint(make(**common, lipschitz=0.5), problem)
     assert "method.lipschitz = 0.5 is too small" in text
     remedy = float(re.search(r"method\.lipschitz=([\d.]+)", text)[1])
@@ -417,8 +417,8 @@ def test_a_small_lipschitz_constant_is_explained_and_the_remedy_works(make: Any,
 
 def test_a_small_lipschitz_constant_is_explained_on_the_weighting_problem() -> None:
     problem = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12, curvature=5.0)
-    assert "method.lipschitz" in complaint(fednest(step=0.1, inner_step=0.1, lipschitz=0.2, **FULL), problem)
-    rounds(fednest(step=0.1, inner_step=0.1, lipschitz=0.2, series="cg", **FULL), problem, 2)
+    assert "method.lipschitz" in complaint(fednest(outer_step=0.1, step=0.1, lipschitz=0.2, **FULL), problem)
+    rounds(fednest(outer_step=0.1, step=0.1, lipschitz=0.2, series="cg", **FULL), problem, 2)
 
 
 def test_an_inner_loss_that_is_not_convex_is_explained() -> None:
@@ -426,7 +426,7 @@ def test_an_inner_loss_that_is_not_convex_is_explained() -> None:
     problem = Nested(lambda x, y, b: x.sum() * y.sum() - y @ y, lambda x, y, b: (y - 1.0).square().sum()).on(
         rows, x=torch.zeros(2), y=torch.zeros(2)
     )
-    text = complaint(fednest(step=0.1, inner_step=1e-3, terms=5, lipschitz=2.0, **FULL), problem, 1)
+    text = complaint(fednest(outer_step=0.1, step=1e-3, terms=5, lipschitz=2.0, **FULL), problem, 1)
     assert "not convex" in text
     assert "ridge" in text
 

@@ -47,7 +47,7 @@ def test_the_dual_variable_is_minus_the_adjoint():
 
 def test_it_finds_the_best_weights():
     problem = a_quadratic(curvature=1.0)
-    s = play(primal_dual(step=0.3, dual_step=0.5, weight_step=0.05, batch="all"), problem, 300)
+    s = play(primal_dual(step=0.3, dual_step=0.5, outer_step=0.05, batch="all"), problem, 300)
     assert float(problem.exact.objective(s.w)) < 1e-6
     torch.testing.assert_close(s.w, problem.exact.weights, atol=1e-3, rtol=0)
 
@@ -61,7 +61,7 @@ def test_two_inner_steps_by_hand():
     method = primal_dual(
         step=eta,
         dual_step=mu,
-        weight_step=alpha,
+        outer_step=alpha,
         augmentation=gamma,
         radius=radius,
         local_steps=2,
@@ -96,7 +96,7 @@ def test_absent_clients_keep_their_slope_at_zero_and_the_others_stand_in_for_the
     ids = torch.tensor([0, 3])
     fed = replace(federation(problem), ids=ids)
     lam, w = torch.full((4,), 0.1, dtype=torch.float64), skewed(5)
-    method = primal_dual(step=0.1, dual_step=0.2, weight_step=0.01, batch="all")
+    method = primal_dual(step=0.1, dual_step=0.2, outer_step=0.01, batch="all")
     s0 = method.init(problem, 5)._replace(lam=lam, w=w)
     s = method.round(fed, s0, Draw.of(0))
     G, g0 = gradients(problem, s0.theta)

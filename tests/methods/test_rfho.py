@@ -13,7 +13,7 @@ from coterie.problems.models import FlatModel
 from coterie.problems.models.zoo import build
 from coterie.problems.weighting import weighting
 
-STILL = {"weight_step": 1e-12, "batch": "all"}
+STILL = {"outer_step": 1e-12, "batch": "all"}
 
 
 def unrolled(problem, w, steps, eta, ids):
@@ -71,7 +71,7 @@ def test_carried_on_it_tends_to_the_exact_hypergradient():
 
 def test_it_finds_the_best_weights():
     problem = a_quadratic(curvature=1.0)
-    s = play(rfho(step=0.3, weight_step=0.1, batch="all"), problem, 150)
+    s = play(rfho(step=0.3, outer_step=0.1, batch="all"), problem, 150)
     assert float(problem.exact.objective(s.w)) < 1e-6
 
 

@@ -7,7 +7,7 @@ from coterie.methods import sustain
 from coterie.methods.works import gradient
 from coterie.numerics import Draw, project_simplex
 
-STEPS = {"step": 0.1, "weight_step": 0.02, "series_step": 0.3, "local_steps": 2}
+STEPS = {"step": 0.1, "outer_step": 0.02, "series_step": 0.3, "local_steps": 2}
 ALL = {"batch": "all"}
 OFF = {"momentum": 0.0, "weight_momentum": 0.0}
 
@@ -57,7 +57,7 @@ def test_the_recursion_on_batches_by_hand():
 
 def test_momentum_averages_noise_away():
     problem = a_toy(noise=0.5)
-    quiet = {"step": 1e-9, "weight_step": 1e-9, "series_step": 0.03, "batch": 1}
+    quiet = {"step": 1e-9, "outer_step": 1e-9, "series_step": 0.03, "batch": 1}
 
     def errors(momentum):
         method, fed = sustain(momentum=momentum, weight_momentum=momentum, **quiet), federation(problem)
@@ -76,14 +76,14 @@ def test_the_series_tends_to_the_exact_hypergradient():
     problem = a_quadratic()
     w = skewed(5)
     theta = problem.exact.theta(w)
-    method = sustain(series_step=0.5, local_steps=60, weight_step=1e-6, **ALL)
+    method = sustain(series_step=0.5, local_steps=60, outer_step=1e-6, **ALL)
     s = play(method, problem, 1, state=method.init(problem, 5)._replace(theta=theta, w=w))
     torch.testing.assert_close(s.u, problem.exact.hypergradient(w), atol=1e-9, rtol=0)
 
 
 def test_it_finds_the_best_weights():
     problem = a_quadratic(curvature=1.0)
-    s = play(sustain(step=0.3, series_step=0.5, local_steps=3, weight_step=0.1, **ALL), problem, 150)
+    s = play(sustain(step=0.3, series_step=0.5, local_steps=3, outer_step=0.1, **ALL), problem, 150)
     assert float(problem.exact.objective(s.w)) < 1e-6
 
 

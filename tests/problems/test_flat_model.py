@@ -175,3 +175,13 @@ def test_activations_are_counted_row_by_row():
 def test_a_module_without_parameters_is_refused():
     with pytest.raises(UsageError, match="the model ReLU has no parameters; there is nothing to train"):
         FlatModel(nn.ReLU())
+
+
+def test_frozen_parameters_are_constants_not_variables() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    net[0].requires_grad_(False)
+    model = FlatModel(net)
+    x = torch.randn(5, 3)
+    assert model.size == 4 * 2 + 2
+    assert torch.equal(model(model.start, x), net(x))
+    assert torch.equal(model.module(model.start + 1.0)[0].weight, net[0].weight)

@@ -52,6 +52,23 @@ def test_the_closed_form_is_its_own_finite_difference_and_the_hypergradient() ->
     assert float(problem.exact.hypergradient(problem.exact.optimum).norm()) < 1e-12
 
 
+def test_hypergradients_of_the_other_kinds_equal_their_closed_forms() -> None:
+    x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    game = minimax_quadratic(WIDE, clients=5, dimension=3, centred=False)
+    h, lam, t, b = (column.mean(0) for column in game.train.columns)
+    y = (b - t * x) / h
+    torch.testing.assert_close(hypergradient(game, x, y), lam * x - t * y)
+    A = Draw.of(2).client(torch.arange(4)).normal(1, 3, 3, dtype=torch.float64)
+    goals = Draw.of(3).client(torch.arange(4)).normal(1, 3, dtype=torch.float64)
+    place: dict[str, Any] = {"x": torch.zeros(3), "dtype": torch.float64}
+    composed = Compositional(lambda x, b: b.inputs[0] @ x, lambda y, b: 0.5 * (y - b.inputs[0]).square().sum())
+    mean = A.mean((0, 1))
+    found = hypergradient(composed.on(list(A), list(goals), **place), x, mean @ x)
+    torch.testing.assert_close(found, mean.T @ (mean @ x - goals.mean((0, 1))))
+    single = SingleLevel(lambda x, b: 0.5 * (x - b.inputs[0]).square().sum()).on(list(goals), **place)
+    torch.testing.assert_close(hypergradient(single, x, x[:0]), x - goals.mean((0, 1)))
+
+
 @pytest.mark.parametrize("centred", [True, False])
 def test_the_saddle_point_is_one(centred: bool) -> None:
     problem = minimax_quadratic(WIDE, clients=7, dimension=3, centred=centred)

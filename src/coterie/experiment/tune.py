@@ -106,9 +106,9 @@ def _best(trials: list[Trial]) -> tuple[Trial, str]:
     if not finished:
         raise RunError("every combination diverged; widen the grid to smaller steps.")
     for measure, better in MEASURES:
-        if measure in finished[0].final:
-            value = better(trial.final[measure] for trial in finished)
-            return next(trial for trial in finished if trial.final[measure] == value), measure
+        known = [trial for trial in finished if trial.final.get(measure) is not None]  # None was not finite
+        if known:
+            return better(known, key=lambda trial: trial.final[measure]), measure
     raise UsageError("the problem has no validation measure to choose by; give it a target with validation rows.")
 
 

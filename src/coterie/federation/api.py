@@ -74,6 +74,8 @@ class Screening:
 
     def reasons(self, values: Tree) -> tuple[Tensor, list[str]]:
         """Which rows are fine, [a] bool; and for each row, why not."""
+        if not tensors(values):  # a work that only changed memory
+            return torch.ones((), dtype=torch.bool), []
         leaves = [t.reshape(len(t), -1) for t in tensors(values) if t.is_floating_point()]
         n = len(tensors(values)[0])
         device = tensors(values)[0].device

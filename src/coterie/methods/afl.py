@@ -39,7 +39,7 @@ def loss_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static,
 def afl(
     *,
     step: Positive = 0.05,
-    weight_step: Positive = 0.005,
+    outer_step: Positive = 0.005,
     output: Literal["last", "average"] = "last",
     batch: BatchSize = 64,
 ) -> Method:
@@ -53,7 +53,7 @@ def afl(
         (L, G), ids = fed.gather(loss_and_gradient, s.theta, draw=draw.phase("batch"), batch=batch)
         r = fed.n / len(ids)
         theta = s.theta - step * r * s.w[ids] @ G
-        w = project_simplex(s.w.index_add(0, ids, L, alpha=weight_step * r))
+        w = project_simplex(s.w.index_add(0, ids, L, alpha=outer_step * r))
         t = s.steps + 1
         return AFLState(theta, w, s.theta_mean + (theta - s.theta_mean) / t, s.w_mean + (w - s.w_mean) / t, t)
 

@@ -36,7 +36,7 @@ class ExactGDState(NamedTuple):
 def exact_gd(
     *,
     step: Positive = 0.05,
-    weight_step: Positive = 0.005,
+    outer_step: Positive = 0.005,
     local_steps: Count = 5,
     inner: Literal["newton", "gradient"] = "newton",
     damping: NonNegative = 0.0,
@@ -81,7 +81,7 @@ def exact_gd(
         g0 = fed.ask_target(goal_gradient, theta, draw=outer, batch=target_batch)
         p = solve(fed, g0, outer)
         slope = torch.zeros_like(w).index_copy(0, ids, -fed.n / len(ids) * G @ p)
-        return ExactGDState(theta, project_simplex(w - weight_step * slope))
+        return ExactGDState(theta, project_simplex(w - outer_step * slope))
 
     needs = frozenset({"gradient", "hvp", "target"})
     return Method("exact-gd", init, round, lambda s: View(s.theta, s.w), needs=needs)
@@ -91,7 +91,7 @@ def inverted(H: Tensor, b: Tensor) -> Tensor:
     """H⁻¹b; a singular Hessian is explained."""
     try:
         return torch.linalg.solve(H, b)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise RunError(
             "exact-gd met a singular Hessian: the clients' losses do not fix θ. Give the loss a ridge, or set "
             "method.damping (1e-3, say), which adds that much to the diagonal."

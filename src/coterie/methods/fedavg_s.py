@@ -15,9 +15,9 @@ from coterie.problems.parameters import BatchSize, Positive
 
 @validated
 def fedavg_s(
-    *, step: Positive = 0.1, inner_step: Positive = 0.5, local_steps: LocalSteps = 5, batch: BatchSize = 64
+    *, step: Positive = 0.5, outer_step: Positive = 0.1, local_steps: LocalSteps = 5, batch: BatchSize = 64
 ) -> Method:
-    """α = step, β = inner_step, τ = local_steps. One round."""
+    """α = outer_step, β = step, τ = local_steps. One round."""
 
     def init(problem: NestedProblem, n: int) -> NestedState:
         return start(problem, n, local_steps)
@@ -28,8 +28,8 @@ def fedavg_s(
             simultaneous_walk,
             (s.x, s.y, tau),
             draw=draw.phase("walk"),
-            step=step,
-            inner_step=inner_step,
+            step=outer_step,
+            inner_step=step,
             steps=steps,
             batch=batch,
         )

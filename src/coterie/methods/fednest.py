@@ -8,7 +8,7 @@ FedNest_SGD walks plainly in FedInn (Alg. 6). On a weighting problem the outer v
 
 Deviations: the deterministic series is the default, Alg. 3's random truncation an option (series = "random"), and
 conjugate gradients another. The clients of a round are the same in all its phases (S_0 … S_N' = S). Global quantities
-(q, ∇_y f, products, h) use all rows unless `anchor` says otherwise. step = 0 keeps x: the baseline without tuning.
+(q, ∇_y f, products, h) use all rows unless `anchor` says otherwise. outer_step = 0 keeps x: the baseline without tuning.
 """
 
 from dataclasses import replace
@@ -40,8 +40,8 @@ LocalSteps = Count | list[Count]
 @validated
 def fednest(
     *,
-    step: NonNegative = 0.1,
-    inner_step: Positive = 0.5,
+    step: Positive = 0.5,
+    outer_step: NonNegative = 0.1,
     inner_rounds: Count = 1,
     local_steps: LocalSteps = 5,
     outer_steps: LocalSteps = 1,
@@ -52,19 +52,19 @@ def fednest(
     anchor: BatchSize = "all",
     cap: Probability = 1.0,
 ) -> Method:
-    """α = step, β = inner_step, T = inner_rounds, N = terms, ℓ = lipschitz. 2T + N + 3 rounds.
+    """α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz. 2T + N + 3 rounds.
 
     τ of FedInn is local_steps, of FedOut outer_steps: one number, or one a client. cap is the largest client weight
     of a weighting problem, whose rounds are 2T + N + 1 with the target at the server.
     """
-    walk, inverse = Walk(inner_step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
+    walk, inverse = Walk(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
         return fedinn(fed, x, y, walk, anchor, draw)
 
-    outer = _outer(Walk(step, outer_steps, batch), inverse)
+    outer = _outer(Walk(outer_step, outer_steps, batch), inverse)
     nested = alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps)
-    weights = fednest_weights(walk, inverse, step, inner_rounds, cap)
+    weights = fednest_weights(walk, inverse, outer_step, inner_rounds, cap)
 
     def init(problem: Any, n: int) -> Any:
         return (nested if "nested" in problem.offers else weights).init(problem, n)
@@ -81,8 +81,8 @@ def fednest(
 @validated
 def fednest_sgd(
     *,
-    step: NonNegative = 0.1,
-    inner_step: Positive = 0.5,
+    step: Positive = 0.5,
+    outer_step: NonNegative = 0.1,
     inner_rounds: Count = 1,
     local_steps: LocalSteps = 5,
     outer_steps: LocalSteps = 1,
@@ -93,17 +93,17 @@ def fednest_sgd(
     anchor: BatchSize = "all",
 ) -> Method:
     """FedNest with plain local walks inside: Alg. 6 and Alg. 2. T + N + 3 rounds."""
-    walk = Walk(inner_step, local_steps, batch)
+    walk = Walk(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
         return lfedinn(fed, x, y, walk, draw)
 
-    outer = _outer(Walk(step, outer_steps, batch), Inverse(series, terms, lipschitz, anchor))
+    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, anchor))
     return alternating("fednest-sgd", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
 def _outer(walk: Walk, inverse: Inverse) -> Outer:
-    """FedOut, or nothing where the step is 0."""
+    """FedOut, or nothing where its step is 0."""
 
     def outer(fed: Federation, s: NestedState, draw: Draw) -> Tensor:
         return fedout(fed, s, walk, inverse, draw) if walk.step > 0.0 else s.x

@@ -8,8 +8,6 @@ Deviations: Alg. 5's line 6 prints ∇_x f_i for the last factor, which must be 
 option, the deterministic series the default.
 """
 
-from typing import Literal
-
 from torch import Tensor
 
 from coterie.federation import Federation
@@ -17,6 +15,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.fednest import LocalSteps
 from coterie.methods.nested_phases import (
     Inverse,
+    LocalSeries,
     NestedState,
     Outer,
     Walk,
@@ -34,70 +33,68 @@ from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
 from coterie.problems.parameters import BatchSize, Count, Positive
 
-Series = Literal["deterministic", "random"]
-
 
 @validated
 def lfednest(
     *,
-    step: Positive = 0.1,
-    inner_step: Positive = 0.5,
+    step: Positive = 0.5,
+    outer_step: Positive = 0.1,
     inner_rounds: Count = 1,
     local_steps: LocalSteps = 5,
     outer_steps: LocalSteps = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
-    series: Series = "deterministic",
+    series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
 ) -> Method:
     """Plain local walks on y, then on x. T + 1 rounds."""
-    walk = Walk(inner_step, local_steps, batch)
+    walk = Walk(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
         return lfedinn(fed, x, y, walk, draw)
 
-    outer = _outer(Walk(step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
+    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
     return alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
 @validated
 def lfednest_svrg(
     *,
-    step: Positive = 0.1,
-    inner_step: Positive = 0.5,
+    step: Positive = 0.5,
+    outer_step: Positive = 0.1,
     inner_rounds: Count = 1,
     local_steps: LocalSteps = 5,
     outer_steps: LocalSteps = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
-    series: Series = "deterministic",
+    series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
 ) -> Method:
     """Corrected local walks on y, plain ones on x. 2T + 1 rounds."""
-    walk = Walk(inner_step, local_steps, batch)
+    walk = Walk(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
         return fedinn(fed, x, y, walk, anchor, draw)
 
-    outer = _outer(Walk(step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
+    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
     return alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
 @validated
 def lfednest_nonalt(
     *,
-    step: Positive = 0.1,
-    inner_step: Positive = 0.5,
+    step: Positive = 0.5,
+    outer_step: Positive = 0.1,
     local_steps: LocalSteps = 5,
     outer_steps: LocalSteps = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
-    series: Series = "deterministic",
+    series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
 ) -> Method:
     """Each client does y_i and then x_i alone; both are averaged. One round."""
-    walk, inverse = Walk(step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
+    walk, inverse = Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
 
     def init(problem: NestedProblem, n: int) -> NestedState:
         return start(problem, n, local_steps, outer_steps)
@@ -108,9 +105,9 @@ def lfednest_nonalt(
             local_nested_walk,
             (s.x, s.y, tau, outer_tau),
             draw=draw.phase("walk"),
-            step=step,
+            step=outer_step,
             steps=steps,
-            inner_step=inner_step,
+            inner_step=step,
             inner_steps=inner_steps,
             **local(walk, inverse),
         )

@@ -116,7 +116,7 @@ def local_outer_walk(shard: Shard, shared: Tree, private: Tree, static: Static, 
     """x_i ← x_i − α_i h_i with the client's own hypergradient  (Alg. 5); and what its series looked like."""
     x, y, tau = shared
     alpha = step_size(static, tau, x)
-    look = worst = x.new_zeros(2)
+    worst = x.new_zeros(2)
     for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps, draw)):
         h, look = _local_hypergradient(shard, x, y, batch, static, draw.step(nu))
         x = within(nu, tau, x - alpha * h, x)

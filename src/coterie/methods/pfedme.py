@@ -2,7 +2,7 @@
 
 R times a round a client draws a batch, solves θ ≈ argmin f_B(θ) + λ/2 ‖θ − x_k‖² by gradient descent (at most 20
 steps, until ‖gradient‖² ≤ δ) and moves x_k ← x_k − ηλ(x_k − θ); the server mixes x ← (1 − β)x + β mean x_k. The model
-that is judged is the target's own proximal solution at x, with all its rows.
+that is judged is the last θ of the same walk at the target, from the new x, on its own rows; it uploads nothing.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Batch, Federation, Shard, Static, work
+from coterie.federation import Batch, Federation, Rows, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.works import goal_rows, own_rows
@@ -35,20 +35,25 @@ def proximal_point(task: Any, x: Tensor, batch: Batch, static: Static) -> Tensor
     return theta
 
 
+def envelope_walk(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
+    """R steps on the Moreau envelope: the last x and the last θ."""
+    theta = x
+    for index in draw.batches(rows.count, static.batch, static.steps):
+        theta = proximal_point(task, x, rows.take(index), static)
+        x = x - static.step * static.penalty * (x - theta)
+    return x, theta
+
+
 @work
 def moreau_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """R steps on the Moreau envelope."""
-    x, rows = shared, own_rows(shard)
-    for index in draw.batches(rows.count, static.batch, static.steps):
-        theta = proximal_point(shard.task, x, rows.take(index), static)
-        x = x - static.step * static.penalty * (x - theta)
-    return x
+    """What a client uploads: where its x_k arrived."""
+    return envelope_walk(shard.task, own_rows(shard), shared, static, draw)[0]
 
 
 @work
 def personal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """The target's proximal solution at x."""
-    return proximal_point(shard.task, shared, goal_rows(shard).all(), static)
+    """What the target keeps: its last θ."""
+    return envelope_walk(shard.task, goal_rows(shard), shared, static, draw)[1]
 
 
 @validated
@@ -64,20 +69,15 @@ def pfedme(
     batch: Count = 50,
 ) -> Method:
     """η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing. One round; one exchange with the target."""
-    subproblem: dict[str, Any] = {
-        "penalty": penalty,
-        "accuracy": accuracy,
-        "inner_steps": inner_steps,
-        "inner_step": inner_step,
-    }
+    knobs: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch, "penalty": penalty}
+    knobs |= {"accuracy": accuracy, "inner_steps": inner_steps, "inner_step": inner_step}
 
     def init(problem: Any, n: int) -> PFedMeState:
         return PFedMeState(problem.start, problem.start)
 
     def round(fed: Federation, s: PFedMeState, draw: Draw) -> PFedMeState:
-        walk = draw.phase("walk")
-        mean = fed.mean(moreau_walk, s.x, draw=walk, step=step, steps=local_steps, batch=batch, **subproblem)
+        mean = fed.mean(moreau_walk, s.x, draw=draw.phase("walk"), **knobs)
         x = (1.0 - mixing) * s.x + mixing * mean
-        return PFedMeState(x, fed.ask_target(personal_model, x, draw=draw.phase("personal"), **subproblem))
+        return PFedMeState(x, fed.ask_target(personal_model, x, draw=draw.phase("personal"), **knobs))
 
     return Method("pfedme", init, round, lambda s: View(s.theta), needs=frozenset({"gradient", "target"}))

@@ -62,7 +62,7 @@ def primal_dual(
     *,
     step: Positive = 0.05,
     dual_step: Positive = 0.05,
-    weight_step: Positive = 0.005,
+    outer_step: Positive = 0.005,
     augmentation: Positive = 1.0,
     radius: Positive = 10.0,
     local_steps: Count = 1,
@@ -104,7 +104,7 @@ def primal_dual(
             theta = theta - step * (g0 + r * Hl + augmentation * g)
             lam = project_ball(lam + dual_step * g, radius)
         if s.steps >= warmup:
-            w = project_simplex(w - weight_step * slope)
+            w = project_simplex(w - outer_step * slope)
         return PrimalDualState(theta, lam, w, s.steps + 1, s.bound)
 
     needs = frozenset({"gradient", "hvp", "target"})

@@ -41,7 +41,7 @@ class RFHOState(NamedTuple):
 def rfho(
     *,
     step: Positive = 0.05,
-    weight_step: Positive = 0.005,
+    outer_step: Positive = 0.005,
     local_steps: Count = 1,
     carry: bool = True,
     ask: Ask = "weighted",
@@ -69,7 +69,7 @@ def rfho(
             Z = Z.index_add(0, ids, G, alpha=-step * r)
             theta = theta - step * r * w[ids] @ G
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
-        return RFHOState(theta, project_simplex(w - weight_step * Z @ g0), Z)
+        return RFHOState(theta, project_simplex(w - outer_step * Z @ g0), Z)
 
     needs = frozenset({"gradient", "hvp", "target"})
     return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=needs)

@@ -69,7 +69,7 @@ def slope(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw)
 def sustain(
     *,
     step: Positive = 0.05,
-    weight_step: Positive = 0.005,
+    outer_step: Positive = 0.005,
     series_step: Positive = 0.05,
     local_steps: Count = 1,
     momentum: Momentum = 0.5,
@@ -111,7 +111,7 @@ def sustain(
         q = p * p.new_tensor([-1.0, keep_w])[: len(points), None]
         g, ids = fed.gather(slope, (points, q), draw=draw.phase("cross"), batch=batch)
         u = (keep_w * s.u).index_add(0, ids, g, alpha=fed.n / len(ids))
-        return SustainState(s.theta - step * v, project_simplex(s.w - weight_step * u), s.theta, s.w, v, u, s.steps + 1)
+        return SustainState(s.theta - step * v, project_simplex(s.w - outer_step * u), s.theta, s.w, v, u, s.steps + 1)
 
     needs = frozenset({"gradient", "hvp", "target"})
     return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=needs)

@@ -17,9 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.func import grad, vjp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import UsageError
 from coterie.federation import Batch, Rows, Shard, Stack, pack
+from coterie.federation.tree import tensors
 from coterie.problems.flat import Flat, Variable
 from coterie.problems.nested_checks import examine, understands_padding
 from coterie.problems.oracles import mixed_vector
@@ -86,10 +88,10 @@ class NestedTask:
         return self.gradient(x, rows.all())
 
     def footprint(self, rows: Rows, capacity: int) -> int:
-        """Bytes that one client's gradient may need: what autograd keeps for a row, times the rows, and vectors."""
-        two, four = (_kept_bytes(self, rows, n) for n in (2, 4))
+        """Bytes that one client's gradient may need: what it allocates for a row, times the rows, and a few vectors."""
+        two, four = (_allocated(self, rows, n) for n in (2, 4))
         per_row = max(0, four - two) // 2 + 2 * sum(c[:1].numel() * c.element_size() for c in rows.columns)
-        return capacity * 2 * per_row + 8 * (self.x.size + self.y.size) * self.x.start.element_size()
+        return capacity * per_row + 8 * (self.x.size + self.y.size) * self.x.start.element_size()
 
 
 def batch_mean(values: Tensor, batch: Batch) -> Tensor:
@@ -99,20 +101,23 @@ def batch_mean(values: Tensor, batch: Batch) -> Tensor:
     return (values * batch.weight).sum() / batch.weight.sum()
 
 
-def _kept_bytes(task: NestedTask, rows: Rows, n: int) -> int:
-    """What autograd keeps for a gradient on n rows."""
-    kept = 0
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of everything that operations put out."""
 
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += tensor.numel() * tensor.element_size()
-        return tensor
+    count = 0
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.count += sum(t.numel() * t.element_size() for t in tensors(out))
+        return out
+
+
+def _allocated(task: NestedTask, rows: Rows, n: int) -> int:
+    """What a gradient on n rows allocates, freed or not."""
     batch = rows.take(torch.zeros(n, dtype=torch.int64, device=rows.offset.device))
-    x, y = (flat.start.clone().requires_grad_() for flat in (task.x, task.y))
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
-        (task.f if task.kind == "single-level" else task.g)(x, y, batch)
-    return kept
+    with _Allocations() as allocations:  # type: ignore[no-untyped-call]
+        task.gradient(task.x.start, batch)
+    return allocations.count
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,13 @@ class ProblemEntry(NamedTuple):
 
 
 NESTED = ("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt")
-MINIMAX = {"step": 0.1, "inner_step": 0.5, "local_steps": 5, "batch": "all"}
-BILEVEL = {"step": 0.3, "inner_step": 0.5, "local_steps": 5, "terms": 20, "lipschitz": 5.0, "batch": "all"}
-IMAGES = {"step": 0.3, "inner_step": 1.0, "local_steps": 25, "lipschitz": 400.0, "batch": 32}
-LIGHT = {name: {**IMAGES, "step": 0.03} for name in NESTED[2:]}  # local hypergradients bear smaller steps only
-TUNING = {"step": 10.0, "inner_step": 0.5, "local_steps": 10, "lipschitz": 100.0, "batch": 32}
-META = {"step": 0.5, "inner_step": 1.0, "local_steps": 1}
+MINIMAX = {"outer_step": 0.1, "step": 0.5, "local_steps": 5, "batch": "all"}
+ALTERNATING = {**MINIMAX, "outer_steps": 5}
+BILEVEL = {"outer_step": 0.3, "step": 0.5, "local_steps": 5, "terms": 20, "lipschitz": 5.0, "batch": "all"}
+IMAGES = {"outer_step": 0.3, "step": 1.0, "local_steps": 25, "lipschitz": 400.0, "batch": 32}
+LIGHT = {name: {**IMAGES, "outer_step": 0.03} for name in NESTED[2:]}  # local hypergradients bear smaller steps only
+TUNING = {"outer_step": 10.0, "step": 0.5, "local_steps": 10, "lipschitz": 100.0, "batch": 32}
+META = {"outer_step": 0.5, "step": 1.0, "local_steps": 1}
 
 PROBLEMS: tuple[ProblemEntry, ...] = (
     ProblemEntry(
@@ -43,22 +44,36 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
         ("local-train", "fedavg"),
         {
             "meritfed": {"step": 1.0, "mirror_step": 0.01},
-            "fednest": {"inner_step": 1.0, "batch": 20, "series": "cg"},
+            "fednest": {"step": 1.0, "batch": 20, "series": "cg"},
         },
     ),
     ProblemEntry("groups", groups, "a minority and a majority with their own classes, labels or turned images"),
     ProblemEntry("quadratic", quadratic, "linear regression with known θ*(w), F(w), ∇F(w) and w*"),
-    ProblemEntry("toy-cosine", toy_cosine, "quadratics with a cosine; F(w) and ∇F(w) known, noise by choice"),
+    ProblemEntry(
+        "toy-cosine",
+        toy_cosine,
+        "quadratics with a cosine; F(w) and ∇F(w) known, noise by choice",
+        tuned={
+            "primal-dual": {"step": 0.03, "dual_step": 0.03, "batch": 1, "target_batch": 1},
+            "sustain": {"step": 0.03, "series_step": 0.03, "batch": 1, "target_batch": 1},
+            "rfho": {"step": 0.03, "batch": 1, "target_batch": 1},
+            "exact-gd": {"step": 0.03, "batch": 1, "target_batch": 1},
+            "fednest": {"step": 0.03, "outer_step": 0.005, "lipschitz": 33.0, "batch": 1, "anchor": 1},
+            "afl": {"step": 0.03, "batch": 1},
+            "fixed-weights": {"step": 0.03, "batch": 1},
+        },
+    ),
     ProblemEntry(
         "noisy-clients",
         noisy_clients,
         "three clean clients that split the classes, seven with random labels",
         ("fixed-weights",),
         {
-            "primal-dual": {"step": 0.1, "dual_step": 0.1, "weight_step": 0.01, "target_batch": 64},
-            "sustain": {"step": 0.2, "series_step": 0.2, "weight_step": 0.05, "target_batch": 64},
-            "rfho": {"step": 0.2, "weight_step": 0.005, "target_batch": 64},
-            "afl": {"step": 0.2, "weight_step": 0.01},
+            "primal-dual": {"step": 0.1, "dual_step": 0.1, "outer_step": 0.01, "target_batch": 64},
+            "sustain": {"step": 0.2, "series_step": 0.2, "outer_step": 0.05, "target_batch": 64},
+            "rfho": {"step": 0.2, "outer_step": 0.005, "target_batch": 64},
+            "fednest": {"step": 0.2, "outer_step": 0.05, "local_steps": 1, "terms": 1, "lipschitz": 5.0, "anchor": 64},
+            "afl": {"step": 0.2, "outer_step": 0.01},
             "fixed-weights": {"step": 0.2},
         },
     ),
@@ -72,7 +87,7 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
         "minimax-quadratic",
         minimax_quadratic,
         "minimax, with a known saddle point",
-        tuned={**dict.fromkeys(NESTED, {**MINIMAX, "outer_steps": 5}), "fedavg-s": MINIMAX},
+        tuned={**dict.fromkeys(NESTED, ALTERNATING), "fedavg-s": MINIMAX},
     ),
     ProblemEntry(
         "hyper-representation",

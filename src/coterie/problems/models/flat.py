@@ -1,7 +1,8 @@
 """A model is a specification and one flat vector θ ∈ R^d; un-flattening is views.
 
 The module becomes a pure function of (θ, inputs). Batch norm uses the statistics of the batch at hand and keeps no
-running buffers, so clients cannot share them by accident; dropout is off. Other buffers are constants.
+running buffers, so clients cannot share them by accident; dropout is off. Other buffers, and parameters that need no
+gradient (a frozen encoder), are constants.
 """
 
 from copy import deepcopy
@@ -26,7 +27,7 @@ class FlatModel:
                 part.track_running_stats = False
                 part.running_mean = part.running_var = part.num_batches_tracked = None
                 self.mixes_rows = True
-        parameters = list(self._module.named_parameters())
+        parameters = [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
         if not parameters:
             raise UsageError(f"the model {type(module).__name__} has no parameters; there is nothing to train.")
         self._layout = [(name, tuple(p.shape), p.numel()) for name, p in parameters]
@@ -71,7 +72,8 @@ class FlatModel:
 
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
         """θ as the module's ordinary named parameters, for saving."""
-        return {name: view.detach().clone() for name, view in self.unflatten(theta).items()}
+        values = dict(self._module.named_parameters()) | self.unflatten(theta)
+        return {name: value.detach().clone() for name, value in values.items()}
 
     def module(self, theta: Tensor) -> nn.Module:
         """An ordinary module with these parameters."""
