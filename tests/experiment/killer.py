@@ -66,7 +66,7 @@ def progress(folder: Path) -> int:
 def kill_at_random(count: int, seed: int, total: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
     chance = random.Random(seed)
     kills, half_written, rounds = 0, 0, []
-    for target in sorted(chance.sample(range(total - 4), count)):
+    for target in sorted(chance.sample(range(total * 3 // 4), count)):
         before, pid, born = progress(folder), start(command(folder, arguments), folder), time.monotonic()
         while progress(folder) < max(target, before + 1) and ended_not(pid):
             if time.monotonic() - born > 60:

@@ -12,7 +12,7 @@ PIXELS = 3072
 def write(path: Path, data: bytes, *, packed: bool = False) -> Path:
     path = path.with_name(path.name + ".gz") if packed else path
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(data) if packed else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
     return path
 
 

@@ -378,7 +378,7 @@ def test_get_downloads_verifies_and_reports(
 ) -> None:
     base, offer = serve
     _only(monkeypatch, _toy(base))
-    offer |= {"/a.txt": gzip.compress(CONTENT["a.txt"]), "/b.txt": CONTENT["b.txt"]}
+    offer |= {"/a.txt": gzip.compress(CONTENT["a.txt"], mtime=0), "/b.txt": CONTENT["b.txt"]}
     assert catalogue.listing()[0]["state"] == "missing"
     seen: list[tuple[str, int, int]] = []
     assert catalogue.fetch("toy", None, lambda *step: seen.append(step)) == str(home / "toy")
@@ -397,7 +397,7 @@ def test_get_keeps_what_is_sound_and_replaces_what_is_not(
     write(home / "toy" / "a.txt", CONTENT["a.txt"])  # sound, and no longer on the server
     write(home / "toy" / "b.txt", b"cut off")
     assert _states() == ["fine", "damaged"]
-    offer["/b.txt"] = gzip.compress(CONTENT["b.txt"])
+    offer["/b.txt"] = gzip.compress(CONTENT["b.txt"], mtime=0)
     catalogue.fetch("toy")
     assert _states() == ["fine", "fine"]
     assert sorted(path.name for path in (home / "toy").iterdir()) == ["a.txt", "b.txt.gz"]
@@ -420,8 +420,8 @@ def test_get_tries_the_next_source(
         ("", b"another file", "it holds 12 bytes, published are 500"),
         ("", b"x" * 500, "its sha256 is"),
         ("", b"x" * 501, "sends more than 500 bytes"),
-        ("", gzip.compress(CONTENT["a.txt"])[:-9], "gzip stream is broken"),
-        ("", gzip.compress(bytes(1 << 22)), "sends more than 500|holds more than the published 500"),
+        ("", gzip.compress(CONTENT["a.txt"], mtime=0)[:-9], "gzip stream is broken"),
+        ("", gzip.compress(bytes(1 << 22), mtime=0), "sends more than 500|holds more than the published 500"),
         ("/short", b"x" * 499, "broke off|IncompleteRead|500"),
     ],
 )

@@ -8,7 +8,7 @@ FedNest_SGD walks plainly in FedInn (Alg. 6). On a weighting problem the outer v
 
 Deviations: the deterministic series is the default, Alg. 3's random truncation an option (series = "random"), and
 conjugate gradients another. The clients of a round are the same in all its phases (S_0 … S_N' = S). Global quantities
-(q, ∇_y f, products, h) use all rows unless `anchor` says otherwise. outer_step = 0 keeps x: the baseline without tuning.
+(q, ∇_y f, products, h) use all rows unless `anchor` says otherwise. outer_step = 0 keeps x: no tuning.
 """
 
 from dataclasses import replace
