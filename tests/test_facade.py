@@ -320,3 +320,27 @@ def test_a_nested_problem_of_ones_own_is_fitted() -> None:
         _ = fit.model
     with pytest.raises(coterie.UsageError, match="no nested problem"):
         coterie.Federation.of("something")
+
+
+@pytest.mark.parametrize(
+    ("loss", "complaint"),
+    [
+        (nn.CrossEntropyLoss(), "not one number a row"),
+        (nn.NLLLoss(reduction="none", weight=torch.ones(7)), "the loss does"),
+    ],
+)
+def test_a_loss_that_is_not_by_row_is_refused(loss: Any, complaint: str) -> None:
+    shards = [(torch.randn(6, 4), torch.tensor([0, 1, 2] * 2)) for _ in range(2)]
+    with pytest.raises(coterie.UsageError, match=complaint):
+        coterie.Federation.local(shards, model=nn.Linear(4, 3), loss=loss)
+
+
+@pytest.mark.parametrize("shard", [None, {"x": torch.zeros(3, 4)}, 5])
+def test_a_shard_of_another_kind_is_refused(shard: Any) -> None:
+    with pytest.raises(coterie.UsageError, match="client 0 is a"):
+        coterie.Federation.local([shard], model=nn.Linear(4, 3), loss="cross_entropy")
+
+
+def test_true_is_not_a_step() -> None:
+    with pytest.raises(coterie.UsageError, match="step"):
+        coterie.methods.fedavg(step=True)

@@ -150,10 +150,12 @@ def _columns(shard: Any, name: str) -> Columns:
     """One shard as equally long tensors, refused where it is empty, ragged or not finite."""
     if isinstance(shard, Tensor | np.ndarray):
         shard = (shard,)
-    elif hasattr(shard, "__getitem__") and hasattr(shard, "__len__") and not isinstance(shard, tuple | list):
+    elif hasattr(shard, "__getitem__") and hasattr(shard, "__len__") and not isinstance(shard, tuple | list | dict):
         if len(shard) == 0:
             raise UsageError(f"{name} is empty; leave it out or give it data.")
         shard = _from_dataset(shard, name)
+    elif not isinstance(shard, tuple | list):
+        raise UsageError(f"{name} is a {type(shard).__name__}; give (inputs, labels), an array or a torch Dataset.")
     columns = tuple(_tensor(column, name) for column in shard)
     lengths = {len(c) for c in columns}
     if len(lengths) > 1:

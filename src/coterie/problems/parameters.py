@@ -35,7 +35,7 @@ def schema(make: Callable[..., Any]) -> type[BaseModel]:
         for name, parameter in signature(make).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-    return create_model(f"{make.__name__}_settings", __config__=ConfigDict(extra="forbid", strict=False), **fields)
+    return create_model(f"{make.__name__}_settings", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
 def checked(make: Callable[..., Any], table: str, values: Mapping[str, Any]) -> dict[str, Any]:

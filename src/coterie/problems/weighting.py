@@ -97,6 +97,7 @@ def weighting(
     for part, who in ((train, "the clients"), (goal, "the target"), (held_out, "the test set")):
         if part is not None:
             check_labels(task, part.columns[-1], who)
+    _check_loss(task, train.client(0))
     shard = None if goal is None else Shard(task, None, goal.client(0))
     rows = None if held_out is None else held_out.client(0)
     return Weighting(task, train, shard, model.start, rows, friends=friends, **more)
@@ -113,3 +114,23 @@ def _outputs(task: Supervised, rows: Rows) -> int:
             f"the model does not take inputs of shape {tuple(inputs.shape)}: {str(error).splitlines()[0]}"
         ) from None
     return int(out.shape[1]) if out.dim() > 1 else 1
+
+
+def _check_loss(task: Supervised, rows: Rows) -> None:
+    """A loss must give one number a row: a mean would count padding, and weigh unequal shards wrongly."""
+    index = torch.zeros(2, dtype=torch.int64, device=rows.offset.device)
+    batch = rows.take(index)
+    try:
+        with torch.no_grad():
+            losses = task.loss_by_row(task.model(task.model.start, batch.inputs), batch.labels)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise UsageError(
+            f"the loss does not take the model's outputs with labels of shape {tuple(batch.labels.shape)}: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    if not isinstance(losses, Tensor) or losses.shape != (2,):
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise UsageError(
+            f"the loss gives {shape} for two rows, not one number a row; take its unreduced form, "
+            'for example nn.CrossEntropyLoss(reduction="none").'
+        )
