@@ -120,7 +120,13 @@ def data_list(json: Json = False) -> None:
     """All data sets, and where each was found."""
     from coterie.problems.data.catalogue import listing
 
-    _print_rows(listing(), json)
+    rows = listing()
+    _print_rows(rows, json, ("name", "title", "state", "found"))
+    places = dict.fromkeys(str(Path(place).parent) for row in rows for place in row["searched"])
+    if not json:
+        print(
+            f"\nLooked for below {', '.join(places)}. `coterie data get NAME` downloads one, where the network allows."
+        )
 
 
 @data.command("check", epilog="Example: coterie data check mnist")
@@ -133,7 +139,7 @@ def data_check(
 
     names = [name] if name else [row["name"] for row in listing() if row.get("found")]
     rows = [row for one in names for row in check(one)]
-    _print_rows(rows, json)
+    _print_rows(rows, json, ("data", "file", "state", "detail"))
     if any(row.get("state") != "fine" for row in rows):
         raise typer.Exit(1)
 
@@ -152,8 +158,8 @@ def data_get(
     print(f"{name} is in {place}")
 
 
-def _print_rows(rows: list[dict[str, Any]], json: bool) -> None:
-    """A table for people, or JSON."""
+def _print_rows(rows: list[dict[str, Any]], json: bool, columns: tuple[str, ...] = ()) -> None:
+    """A table for people, of some columns if they are named, or JSON."""
     if json:
         print(jsonlib.dumps(rows, indent=2))
         return
@@ -161,10 +167,11 @@ def _print_rows(rows: list[dict[str, Any]], json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in rows[0] if rows else ():
-        table.add_column(column)
+    shown = columns or (tuple(rows[0]) if rows else ())
+    for column in shown:
+        table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(_cell(row[column]) for column in shown))
     Console(highlight=False).print(table)
 
 
@@ -188,7 +195,7 @@ def _listing(what: str) -> list[dict[str, Any]]:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return "yes" if value else ""
     return ", ".join(value) if isinstance(value, list) else str(value)
 

@@ -8,11 +8,12 @@ import torch
 
 from coterie.errors import UsageError
 from coterie.federation import Federation, LocalEngine
-from coterie.methods import Method, bilevel, bilevel_accelerated
+from coterie.methods import Method, bilevel, bilevel_accelerated, local_svrg
 from coterie.methods.bilevel import hypergradient
 from coterie.methods.local_svrg import Walk
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems import Weighting
+from coterie.problems.groups import groups
 from coterie.problems.parameters import Context
 from coterie.problems.quadratic import quadratic
 
@@ -109,3 +110,17 @@ def test_settings_out_of_range_are_refused(make: Any) -> None:
     for bad in ({"cap": 1.5}, {"cap": 0.0}, {"local_steps": 0}, {"refresh": 0.0}, {"refresh": 1.2}, {"step": -1.0}):
         with pytest.raises(UsageError, match=next(iter(bad))):
             make(**bad)
+
+
+def test_the_minority_finds_its_peers_on_digits() -> None:
+    """The picture of the paper's figures 4–6, small: strangers have permuted labels and turned images."""
+    problem = groups(Context(seed=0), data="digits", setting=4)
+    engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target)
+    learned, equal = bilevel(), local_svrg(steps=20)
+    a, b = learned.init(problem, 15), equal.init(problem, 15)
+    for t in range(30):
+        draw = Draw.of(0).round(t)
+        a, b = learned.round(Federation.on(engine), a, draw), equal.round(Federation.on(engine), b, draw)
+    assert float(a.w[:5].sum()) >= 0.9
+    good, plain = (problem.measure(m.view(s))["test_accuracy"] for m, s in ((learned, a), (equal, b)))
+    assert good > plain + 0.03
