@@ -271,7 +271,7 @@ def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, 
     """How weight is spread: the effective number of clients 1/Σw², the largest weight, the friends' share if known."""
     if weights is None:
         return {}
-    w = weights.double()
+    w = weights.cpu().double()
     statistics = {"effective_clients": float(1.0 / w.square().sum()), "largest_weight": float(w.max())}
     if friends is not None:
         statistics["friends_weight"] = float(w[:friends].sum())

@@ -207,7 +207,7 @@ class Federation:
             leaves, structure = tree_flatten(replies.values)
             total = total or [BlockedSum() for _ in leaves]
             w = None if weights is None else weights[replies.ids]
-            mass.add(torch.ones(len(replies.ids), dtype=torch.float64) if w is None else w.double(), None)
+            mass.add(torch.ones(len(replies.ids), dtype=torch.float64) if w is None else w.cpu().double(), None)
             for one, leaf in zip(total, leaves, strict=True):
                 one.add(leaf, w)
             parts.append((replies.ids, replies.memory))

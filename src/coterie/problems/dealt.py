@@ -62,7 +62,8 @@ def dense(widths: list[int], shape: tuple[int, ...], seed: int) -> nn.Sequential
 
 def accuracies(outputs: Tensor, labels: Tensor) -> dict[str, float]:
     """`test_accuracy`, and `balanced_accuracy`: the mean over classes of the share recognised."""
-    right = (outputs.argmax(1) == labels).double()
+    labels = labels.cpu()
+    right = (outputs.argmax(1).cpu() == labels).double()
     by_class = [right[labels == c].mean() for c in range(int(labels.max()) + 1) if bool((labels == c).any())]
     return {"test_accuracy": float(right.mean()), "balanced_accuracy": float(torch.stack(by_class).mean())}
 

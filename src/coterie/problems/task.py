@@ -169,7 +169,7 @@ class Supervised:
             losses = self.loss_by_row(outputs, labels)
             measures = {f"{prefix}_loss": float(losses.mean())}
             if self.classes is not None:
-                measures[f"{prefix}_accuracy"] = float((outputs.argmax(1) == labels).double().mean())
+                measures[f"{prefix}_accuracy"] = float((outputs.argmax(1) == labels).cpu().double().mean())
             return measures
 
 
