@@ -492,3 +492,15 @@ def test_a_checkpoint_folder_that_cannot_be_made(tmp_path: Path) -> None:
     tmp_path.joinpath("checkpoint").write_text("in the way")
     with pytest.raises(RunError, match=r"the folder .*checkpoint cannot be made"):
         run_rounds(assemble(configured()), tmp_path)
+
+
+def test_a_method_that_gives_up_ends_with_an_outcome_and_a_folder(coterie: Callable[..., Any], tmp_path: Path) -> None:
+    """ℓ far below the Hessian's norm: the series diverges, which FedNest notices."""
+    folder = tmp_path / "run"
+    settings = ["--set", "method.lipschitz=0.01", "--set", "method.terms=30"]
+    done = coterie("run", "--problem", "nested-quadratic", "--method", "fednest", *settings, "--out", folder)
+    assert done.code == 1
+    assert "method.lipschitz" in done.out + done.err
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["outcome"], summary["rounds"]) == ("failed", 0)
+    assert (folder / "model.safetensors").is_file()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from coterie.errors import NoClients, UsageError
+from coterie.errors import NoClients, RunError, UsageError
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, using_threads
 from coterie.experiment.files import write_json
@@ -40,7 +40,7 @@ class Observer(Protocol):
 
 
 class Outcome(NamedTuple):
-    """How a run ended: finished, diverged or stopped; and what to do about it."""
+    """How a run ended: finished, diverged, failed or stopped; and what to do about it."""
 
     name: str
     message: str = ""
@@ -156,6 +156,8 @@ class _Run:
                 return self.diverged(t + 1)
             self.note([{"round": t + 1, "event": "skipped", "reason": str(error)}])
             state = self.done.state
+        except RunError as error:  # the method itself found out that it cannot go on, and says what to change
+            return Outcome("failed", f"in round {t + 1}: {error}")
         self.note(fed.book.drain())
         if not _finite(state):
             return self.diverged(t + 1)
