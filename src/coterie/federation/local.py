@@ -140,11 +140,6 @@ def _split(shared: Tree) -> tuple[list[Tensor | Each], Callable[[list[Tensor]], 
     return [leaf for leaf in leaves if isinstance(leaf, Tensor | Each)], fill
 
 
-def chunk_for(bytes_per_client: int, budget: int, n: int) -> int:
-    """The largest chunk whose working memory stays within the budget."""
-    return max(1, min(n, budget // max(1, bytes_per_client)))
-
-
 def faster_mode(engine: LocalEngine, call: Call, *, sample: int = 8, margin: float = 1.25) -> Mode:
     """Which mode runs a typical work faster, by a short measurement; ties go to vmap.
 

@@ -96,10 +96,3 @@ def method_entry(name: str) -> MethodEntry:
         if entry.name == name:
             return entry
     raise unknown("method", name, (entry.name for entry in METHODS))
-
-
-def defaults(name: str) -> dict[str, Any]:
-    """The default settings of a method."""
-    from coterie.problems.parameters import checked
-
-    return checked(method_entry(name).make, "method", {})
