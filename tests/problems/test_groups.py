@@ -107,7 +107,7 @@ def test_the_permutations_are_the_printed_ones(data: str, cycle: list[int]) -> N
 
 @pytest.mark.parametrize("target", ["minority", "majority"])
 def test_settings_differ_only_in_what_the_majority_sees(target: Any) -> None:
-    one, two, three, four = (groups(SEED, setting=s, target=target, train=50) for s in (1, 2, 3, 4))
+    one, two, three, four = (groups(SEED, setting=s, target=target, train=50, model="mlp") for s in (1, 2, 3, 4))
     renamed = PLANS["digits"].relabelled(10)
     holders = [lambda p, k=k: shard(p, k) for k in range(15)] + [validation, held_out]
     first_stranger = one.friends or 0
@@ -127,7 +127,7 @@ def test_settings_differ_only_in_what_the_majority_sees(target: Any) -> None:
 def test_the_direction_of_the_turn_is_drawn_once_a_seed() -> None:
     directions = set()
     for seed in range(8):
-        plain, turned = (groups(Context(seed), setting=s, clients=3, train=20) for s in (1, 3))
+        plain, turned = (groups(Context(seed), setting=s, clients=3, train=20, model="mlp") for s in (1, 3))
         ways = [
             {n for n in (1, -1) if torch.equal(shard(turned, k).inputs, torch.rot90(shard(plain, k).inputs, n, (2, 3)))}
             for k in (1, 2)
@@ -205,7 +205,7 @@ SMALL: dict[str, Any] = {"clients": 3, "train": 12, "validation": 8, "test": 10}
 def test_it_runs_on_idx_images(home: Path, data: Any) -> None:
     write_mnist(home / data)
     problem = groups(SEED, data=data, setting=4, **SMALL)
-    assert problem.train.columns[0].shape == (36, 1, 28, 28)
+    assert problem.train.columns[0].shape == (36, 7, 7, 1, 16)  # prepared for the network: patches of 16
     assert float(problem.train.columns[0].max()) <= 1.0
     assert problem.task.model.size == 363
 
@@ -213,7 +213,7 @@ def test_it_runs_on_idx_images(home: Path, data: Any) -> None:
 def test_it_runs_on_cifar(home: Path) -> None:
     write_cifar_binary(home / "cifar10")
     problem = groups(SEED, data="cifar10", setting=3, target="majority", **SMALL)
-    assert problem.train.columns[0].shape == (36, 3, 32, 32)
+    assert problem.train.columns[0].shape == (36, 8, 8, 3, 16)
     assert problem.task.model.size == 1488
 
 

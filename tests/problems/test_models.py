@@ -28,6 +28,24 @@ def test_a_patch_convolution_is_a_convolution(
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("channels", "height", "width", "kernel", "padding"), SHAPES)
+def test_prepared_images_give_the_same_values(
+    channels: int, height: int, width: int, kernel: int, padding: int
+) -> None:
+    torch.manual_seed(0)
+    layer = PatchConv2d(channels, 5, kernel, padding)
+    x = torch.randn(6, channels, height, width)
+    torch.testing.assert_close(layer(layer.prepare(x)), layer(x), atol=1e-6, rtol=1e-6)
+
+
+def test_a_model_prepares_inputs_only_where_its_first_layer_can() -> None:
+    x = torch.randn(4, 1, 16, 16)
+    cnn, other = (FlatModel(build(name, (1, 16, 16), 10, seed=0)) for name in ("cnn", "logistic"))
+    assert cnn.prepare(x).dim() == 5
+    torch.testing.assert_close(cnn(cnn.start, cnn.prepare(x)), cnn(cnn.start, x), atol=1e-6, rtol=1e-6)
+    assert other.prepare(x) is x
+
+
 def test_batch_statistics_norm_is_batch_norm_in_training() -> None:
     torch.manual_seed(0)
     ours, theirs = BatchStatisticsNorm2d(3).eval(), nn.BatchNorm2d(3).train()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from coterie.methods.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.registry import problem_entry
+from coterie.problems.task import Supervised
 
 MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE
@@ -36,6 +38,8 @@ def assemble(config: Config) -> Parts:
     dtype = getattr(torch, config.run.dtype)
     context = Context(config.run.seed, dtype, device)
     problem = problem_entry(config.run.problem).make(context, **config.problem)
+    if config.run.compile:
+        problem = compiled(problem, config.run.problem)
     method = method_entry(config.run.method).make(**config.method)
     check_needs(method, problem, config.run.problem)
     for name in config.run.baselines or []:  # now, not when the run is over
@@ -45,6 +49,15 @@ def assemble(config: Config) -> Parts:
         fed, chosen = federate(problem, config.federation)
     method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
     return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
+
+
+def compiled(problem: Any, name: str) -> Any:
+    """The same problem with its derivatives compiled."""
+    if not isinstance(problem.task, Supervised):
+        raise UsageError(f"run.compile works for problems with a network and a loss by row; {name} is none of them.")
+    task = problem.task.compiled()
+    target = None if problem.target is None else replace(problem.target, task=task)
+    return replace(problem, task=task, target=target)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ class RunTable(_Table):
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    compile: bool = False
     record: Count = 1
     checkpoint: Count = 1
     baselines: list[str] | None = None

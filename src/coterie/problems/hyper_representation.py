@@ -48,13 +48,20 @@ def hyper_representation(
     dealt = deal(images, held_out, clients, partition, classes, 0.5, draw)
     net = dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)
     backbone, head = net[:-1], net[-1]
-    x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
+    tested = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
+    valid = [torch.cat(column) for column in zip(*dealt.valid, strict=True)]
+    judged = valid[0].to(context.device, context.dtype), valid[1].to(context.device)
 
     def measures(view: View) -> dict[str, float]:
+        y = problem.task.y(problem.inner_start if view.inner is None else view.inner)
         with torch.no_grad():
-            features = problem.task.x(view.model)(x_test)
-            outputs = problem.task.y(problem.inner_start if view.inner is None else view.inner)(features)
-            return {**accuracies(outputs, y_test), "test_loss": float(F.cross_entropy(outputs, y_test))}
+            outputs, seen = (y(problem.task.x(view.model)(inputs)) for inputs, _ in (tested, judged))
+            return {
+                **accuracies(outputs, tested[1]),
+                "test_loss": float(F.cross_entropy(outputs, tested[1])),
+                "validation_loss": float(F.cross_entropy(seen, judged[1])),
+                "validation_accuracy": float((seen.argmax(1) == judged[1]).cpu().double().mean()),
+            }
 
     problem = Nested(Ridge(ridge), validation).on(
         dealt.train,

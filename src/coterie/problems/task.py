@@ -5,7 +5,7 @@ A loss is given by row, so that padding rows count for nothing and means over un
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.func import grad
 
 from coterie.errors import UsageError, unknown
 from coterie.federation import Batch, Rows
+from coterie.numerics.fused import Fused
 from coterie.problems.models import FlatModel
 from coterie.problems.oracles import hessian_vector
 
@@ -73,6 +74,23 @@ class Task(Protocol):
         """What the record says of θ on these rows, by names that begin with the prefix."""
 
 
+class FusedOracles(NamedTuple):
+    """∇L(θ) and ∇²L(θ) v as compiled functions of θ, v and a batch's tensors."""
+
+    gradient: Fused
+    product: Fused
+
+
+def _operands(batch: Batch) -> tuple[Tensor, ...]:
+    """A batch as tensors: inputs and labels, and the weights if it has any."""
+    return (batch.inputs, batch.labels) if batch.weight is None else (batch.inputs, batch.labels, batch.weight)
+
+
+def _batch(operands: tuple[Tensor, ...]) -> Batch:
+    """What `_operands` took apart."""
+    return Batch(operands[:2], operands[2] if len(operands) > 2 else None)
+
+
 @dataclass(frozen=True)
 class Supervised:
     """Model and loss, with the derivatives that methods ask for. θ is flat."""
@@ -83,6 +101,7 @@ class Supervised:
     classes: int | None = None
     block: int = 4096
     offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
+    fused: FusedOracles | None = None
 
     @staticmethod
     def of(model: FlatModel, loss: str | RowLoss, *, l2: float = 0.0, classes: int | None = None) -> "Supervised":
@@ -110,11 +129,27 @@ class Supervised:
 
     def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
         """∇L(θ) on a batch."""
+        if self.fused is not None:
+            return self.fused.gradient(theta, *_operands(batch))
         return grad(self.loss)(theta, batch)
 
     def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²L(θ) v on a batch."""
+        if self.fused is not None:
+            return self.fused.product(theta, v, *_operands(batch))
         return hessian_vector(lambda t: self.loss(t, batch), theta, v)
+
+    def compiled(self) -> "Supervised":
+        """The same task with its derivatives compiled at first use."""
+        plain = replace(self, fused=None)
+
+        def gradient(theta: Tensor, *operands: Tensor) -> Tensor:
+            return plain.gradient(theta, _batch(operands))
+
+        def product(theta: Tensor, v: Tensor, *operands: Tensor) -> Tensor:
+            return plain.hvp(theta, v, _batch(operands))
+
+        return replace(self, fused=FusedOracles(Fused(gradient), Fused(product)))
 
     def full(self, oracle: Callable[[Batch], Any], rows: Rows) -> Any:
         """The mean of a batch oracle over all of a client's rows, a block at a time so that memory is bounded.

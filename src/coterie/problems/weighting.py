@@ -4,7 +4,7 @@ min_w F(w) = L_0(θ*(w))   s.t.   θ*(w) = argmin_θ Σ_k w_k L_k(θ)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,9 +98,16 @@ def weighting(
         if part is not None:
             check_labels(task, part.columns[-1], who)
     _check_loss(task, train.client(0))
+    train, goal, held_out = (None if part is None else _prepared(model, part) for part in (train, goal, held_out))
     shard = None if goal is None else Shard(task, None, goal.client(0))
     rows = None if held_out is None else held_out.client(0)
     return Weighting(task, train, shard, model.start, rows, friends=friends, **more)
+
+
+def _prepared(model: FlatModel, part: Stack) -> Stack:
+    """The rows in the form that costs the model least."""
+    inputs, *others = part.columns
+    return replace(part, columns=(model.prepare(inputs), *others))
 
 
 def _outputs(task: Supervised, rows: Rows) -> int:

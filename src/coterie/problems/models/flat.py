@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from coterie.errors import UsageError
+from coterie.problems.models.layers import PatchConv2d
 
 
 class FlatModel:
@@ -45,6 +46,11 @@ class FlatModel:
     def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """The module's output at θ."""
         return functional_call(self._module, self.unflatten(theta), (inputs,))
+
+    def prepare(self, inputs: Tensor) -> Tensor:
+        """What the model makes of inputs whatever θ is, to be done once and for all; the model takes both forms."""
+        first = self._module[0] if isinstance(self._module, nn.Sequential) else self._module
+        return first.prepare(inputs) if isinstance(first, PatchConv2d) else inputs
 
     def activation_numbers(self, inputs: Tensor) -> int:
         """How many numbers all layers put out for these inputs."""

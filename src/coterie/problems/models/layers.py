@@ -17,15 +17,29 @@ class PatchConv2d(nn.Conv2d):
         super().__init__(channels, outputs, kernel, stride=kernel, padding=padding)
         self.side, self.border = kernel, padding
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, channels, h, w] to [n, outputs, h', w']."""
+    def tiles(self, x: Tensor) -> Tensor:
+        """[n, channels, h, w] as [n, channels, h', kernel, w', kernel]."""
         n, channels, height, width = x.shape
         k, p = self.side, self.border
         rows, columns = (height + 2 * p) // k, (width + 2 * p) // k
         # pad, and cut what no patch covers, in one step (a negative pad cuts)
         x = F.pad(x, (p, columns * k - width - p, p, rows * k - height - p))
-        patches = x.reshape(n, channels, rows, k, columns, k).permute(1, 3, 5, 0, 2, 4).reshape(channels * k * k, -1)
-        y = self.weight.flatten(1) @ patches
+        return x.reshape(n, channels, rows, k, columns, k)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Images as [n, h', w', channels, kernel²], which `forward` takes too, without moving a number again."""
+        return self.tiles(x).permute(0, 2, 4, 1, 3, 5).flatten(4).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, channels, h, w], or what `prepare` made of it, to [n, outputs, h', w']."""
+        weight = self.weight.flatten(1)
+        if x.dim() == 5:
+            n, rows, columns = x.shape[:3]
+            y = weight @ x.reshape(-1, weight.shape[1]).T
+        else:
+            tiles = self.tiles(x)
+            n, rows, columns = (tiles.shape[i] for i in (0, 2, 4))
+            y = weight @ tiles.permute(1, 3, 5, 0, 2, 4).reshape(weight.shape[1], -1)
         if self.bias is not None:
             y = y + self.bias[:, None]
         # channels stay outermost in memory, where batch norm sums over contiguous rows
