@@ -22,7 +22,7 @@ from coterie.problems.models import FlatModel
 from coterie.problems.nested import NestedProblem
 from coterie.problems.task import RowLoss
 from coterie.problems.weighting import Weighting, weighting
-from coterie.report.terminal import comparison_table, weights_table
+from coterie.report.terminal import comparison_table, matrix_report, weights_table
 
 OWN = "own data"
 
@@ -46,6 +46,8 @@ class Federation:
         model: nn.Module,
         loss: str | RowLoss,
         test: Any = None,
+        validation: Iterable[Any] | None = None,
+        tests: Iterable[Any] | None = None,
         l2: float = 0.0,
         dtype: Literal["float32", "float64"] = "float32",
         device: str = "cpu",
@@ -53,7 +55,8 @@ class Federation:
     ) -> "Federation":
         """All clients in this process. A shard is (inputs, labels) as tensors or arrays, or a torch Dataset.
 
-        target is the validation shard that defines the goal; test, if given, is only measured. Other keywords are
+        target is the validation shard that defines the goal; test, if given, is only measured. Where every client is a
+        target (`methods.collaborate`), validation has one shard a client, and tests, if given, too. Other keywords are
         the settings of [federation]: active, count, norm, target_at, mode, chunk, memory. mode "auto" is settled here
         by a short measurement; say "vmap" or "sequential" for the same bits everywhere.
         """
@@ -71,6 +74,8 @@ class Federation:
         checked_table(RunTable, "run", {"dtype": dtype, "device": device})
         checked_device(device, dtype)
         place: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
+        place["valid"] = None if validation is None else list(validation)
+        place["tests"] = None if tests is None else list(tests)
         problem = weighting(list(shards), target, FlatModel(model), loss, test=test, l2=l2, **place)
         chosen = federate(problem, options)[1]  # once, so that all fits of one federation agree to the bit
         return cls(problem, options.model_copy(update=chosen), dtype, device)
@@ -98,15 +103,32 @@ class Fit:
 
     @property
     def weights(self) -> Tensor | None:
-        """Learned client weights [K], if the method learns some."""
+        """Learned client weights [K], if the method learns some; where every client is a target, [K, K] by target."""
         return self._result.view.weights
+
+    @property
+    def clusters(self) -> list[list[int]]:
+        """Who belongs together, where every client is a target."""
+        if "clusters" not in self.summary:
+            raise UsageError(f"{self.summary['method']} learns no matrix of weights; use methods.collaborate.")
+        return [list(cluster) for cluster in self.summary["clusters"]]
 
     @property
     def model(self) -> nn.Module:
         """The trained model, an ordinary module."""
         if not isinstance(self._parts.problem, Weighting):
             raise UsageError("a nested problem has no single model; its variables are in fit.variables.")
+        if self._result.view.model.dim() == 2:
+            raise UsageError("every client has its own model here: client k's is fit.models[k].")
         return self._parts.problem.task.model.module(self._result.view.model)
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The clients' models, where every client is a target."""
+        models = self._result.view.model
+        if not isinstance(self._parts.problem, Weighting) or models.dim() == 1:
+            raise UsageError(f"{self.summary['method']} trains one model for all; it is fit.model.")
+        return [self._parts.problem.task.model.module(theta) for theta in models]
 
     @property
     def variables(self) -> dict[str, Tensor]:
@@ -134,7 +156,9 @@ class Fit:
     def report(self) -> None:
         """Print who helped and how good the model is."""
         console = Console(highlight=False)
-        if self.weights is not None:
+        if "clusters" in self.summary:
+            console.print(matrix_report(self.summary["weights"], self.clusters))
+        elif self.weights is not None:
             console.print(weights_table(self.weights.tolist(), self._parts.problem.friends))
         console.print(comparison_table(self.summary))
 

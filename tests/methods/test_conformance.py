@@ -30,10 +30,24 @@ from coterie.problems.registry import PROBLEMS, problem_entry
 
 SMALL: dict[str, dict[str, Any]] = {
     "quadratic": {"clients": 5, "friends": 2, "dimension": 4, "rows": 12},
-    "friends": {"model": "logistic", "clients": 5, "friends": 2, "validation": 30, "test": 1600},
+    "friends": {"model": "logistic", "clients": 5, "friends": 2, "validation": 30, "test": 1600, "everyone": True},
 }
 
-QUICK: dict[str, dict[str, Any]] = {"pfedme": {"local_steps": 2, "inner_steps": 3}}
+TINY: dict[str, dict[str, Any]] = {
+    "submodels": {"clients": 5, "rows": 10, "test": 50, "public": 40, "capacities": [1.0, 0.5, 0.25], "width": 4},
+}
+"""Problems for methods that fit none of the above."""
+
+FEW = {"local_steps": 2}
+DISTILLERS = ("feddf", "ds-fl", "fed-et")
+DISTIL = {**FEW, "distil_steps": 2, "distil_rows": 8}
+QUICK: dict[str, dict[str, Any]] = {
+    "pfedme": {"local_steps": 2, "inner_steps": 3},
+    **dict.fromkeys(("heterofl", "federated-dropout", "fedrolex", "homogeneous", "zerofl", "flash"), FEW),
+    **dict.fromkeys(DISTILLERS, DISTIL),
+    "fedsep-submodel": {**FEW, "decode_steps": 2},
+    "feddst": {**FEW, "readjust": 2},
+}
 """Settings that only save time."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
@@ -42,7 +56,7 @@ MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without 
 def size(problem: str) -> dict[str, Any]:
     """Settings that make a problem small: those above, or else few clients."""
     few = {"clients": 5} if "clients" in signature(problem_entry(problem).make).parameters else {}
-    return SMALL.get(problem, few)
+    return SMALL.get(problem) or TINY.get(problem, few)
 
 
 @cache
@@ -220,7 +234,9 @@ def test_an_interrupted_run_goes_on_bit_by_bit(case: Case, tmp_path: Path) -> No
 
 @every
 def test_engines_agree_in_values_and_ledger(case: Case) -> None:
-    one, two = (case.run(dtype="float32", mode=mode, active=0.8) for mode in ("vmap", "sequential"))
+    # Adam divides by the size of a gradient: where that is nearly 0, single precision would compare rounding errors
+    dtype = "float64" if case.method in DISTILLERS else "float32"
+    one, two = (case.run(dtype=dtype, mode=mode, active=0.8) for mode in ("vmap", "sequential"))
     assert_near(one.state, two.state, 1e-5)
     assert one.ledger.as_dict() == two.ledger.as_dict()
 
@@ -249,21 +265,30 @@ def permuted(stack: Stack | None, order: list[int]) -> Stack | None:
 @first
 def test_permuting_clients_permutes_their_weights(case: Case) -> None:
     parts = assemble(case.config(full=True))
+    if "friends" in parts.method.needs:
+        pytest.skip("knows the friends by their numbers")
     result = run_rounds(parts, None)
     other = run_rounds(parts._replace(config=parts.config.with_run(seed=1)), None)
     if not torch.equal(result.view.model, other.view.model):
         pytest.skip("draws by client number even with full batches")
     order = Draw.of(5).permutation(parts.fed.n).tolist()
     assert order != sorted(order)
+    levels = getattr(parts.problem, "levels", None)  # capacities go with the clients
     problem = replace(
-        parts.problem, train=permuted(parts.problem.train, order), valid=permuted(parts.problem.valid, order)
+        parts.problem,
+        train=permuted(parts.problem.train, order),
+        valid=permuted(parts.problem.valid, order),
+        **({} if levels is None else {"levels": levels[order]}),
     )
     fed, _ = federate(problem, parts.config.federation)
     swapped = run_rounds(Parts(parts.config, problem, parts.method, fed), None)
-    torch.testing.assert_close(swapped.view.model, result.view.model, rtol=1e-9, atol=1e-9)
+    model, weights = result.view.model, result.view.weights
+    model = model if model.dim() == 1 else model[order]  # a model a client
+    torch.testing.assert_close(swapped.view.model, model, rtol=1e-9, atol=1e-9)
     assert swapped.ledger.as_dict() == result.ledger.as_dict()
-    if result.view.weights is not None:
-        torch.testing.assert_close(swapped.view.weights, result.view.weights[order], rtol=1e-9, atol=1e-9)
+    if weights is not None:
+        weights = weights[order] if weights.dim() == 1 else weights[order][:, order]
+        torch.testing.assert_close(swapped.view.weights, weights, rtol=1e-9, atol=1e-9)
 
 
 def test_full_batches_leave_no_draw_to_the_first_methods() -> None:
@@ -280,8 +305,8 @@ def test_some_clients_are_enough(case: Case, participation: dict[str, Any]) -> N
     full, some = case.run(), case.run(**participation)
     assert some.summary["outcome"] == "finished"
     assert some.summary["rounds"] == 3
-    down = full.ledger.total.floats_down
-    assert some.ledger.total.floats_down < down or down == 0
+    up = full.ledger.total.floats_up  # not down: who missed a round may be sent more
+    assert some.ledger.total.floats_up < up or up == 0
     if some.view.weights is not None:
         assert_on_simplex(some.view.weights, 1e-9)
 

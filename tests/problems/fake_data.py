@@ -1,6 +1,7 @@
 """Small files in every public format, and pickles as Python 2 wrote them."""
 
 import gzip
+import json
 import struct
 from pathlib import Path
 
@@ -93,3 +94,27 @@ def covtype_text(count: int = 70) -> str:
         measured = [2000 + i, 7, -int(rng.integers(1, 99)), *rng.integers(0, 7000, 7)]
         lines.append(",".join(map(str, [*measured, *rng.integers(0, 2, 44), i % 7 + 1])))
     return "\n".join(lines) + "\n"
+
+
+EKMAN = {
+    "anger": ("anger", "annoyance", "disapproval"),
+    "disgust": ("disgust",),
+    "fear": ("fear", "nervousness"),
+    "joy": (
+        *("joy", "amusement", "approval", "excitement", "gratitude", "love"),
+        *("optimism", "relief", "pride", "admiration", "desire", "caring"),
+    ),
+    "sadness": ("sadness", "disappointment", "embarrassment", "grief", "remorse"),
+    "surprise": ("surprise", "realization", "confusion", "curiosity"),
+}
+EMOTIONS = (*sorted(emotion for group in EKMAN.values() for emotion in group), "neutral")
+
+
+def write_goemotions(folder: Path, times: int = 6) -> None:
+    """A GoEmotions of made-up comments, as many of each emotion; a sixth of it in dev and in test."""
+    for part, count in (("train", times), ("dev", max(1, times // 6)), ("test", max(1, times // 6))):
+        lines = [f"{e} {i} of {part}\t{k}\tid{i}" for i in range(count) for k, e in enumerate(EMOTIONS)]
+        write(folder / f"{part}.tsv", "\n".join([*lines, ""]).encode())
+    write(folder / "emotions.txt", "\n".join(EMOTIONS).encode())
+    write(folder / "ekman_mapping.json", json.dumps(EKMAN).encode())
+    write(folder / "sentiment_mapping.json", b"{}")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from coterie.errors import UsageError
+from coterie.problems import weighting
 from coterie.problems.models import FlatModel
 
 X = torch.randn(6, 1, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -185,3 +186,34 @@ def test_frozen_parameters_are_constants_not_variables() -> None:
     assert model.size == 4 * 2 + 2
     assert torch.equal(model(model.start, x), net(x))
     assert torch.equal(model.module(model.start + 1.0)[0].weight, net[0].weight)
+
+
+class Bag(nn.Module):
+    """The mean of the words' vectors, then a linear map: inputs are word numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.out(self.words(numbers).mean(1))
+
+
+def test_inputs_may_be_integers() -> None:
+    """They stay integers whatever the parameters are, in vmapped gradients and in packed shards too."""
+    model = FlatModel(Bag()).to(dtype=torch.float64, device="cpu")
+    numbers = torch.tensor([[[0, 1], [2, 3]], [[4, 4], [5, 6]], [[1, 6], [0, 0]]])
+
+    def gradient(theta: Tensor, some: Tensor) -> Tensor:
+        return torch.func.grad(lambda t: model(t, some).square().sum())(theta)
+
+    together = torch.func.vmap(gradient, in_dims=(None, 0))(model.start, numbers)
+    for k in range(3):
+        torch.testing.assert_close(together[k], gradient(model.start, numbers[k]))
+    assert model.activation_numbers(numbers[0]) > 0
+
+    labels = torch.tensor([0, 2])
+    problem = weighting([(some, labels) for some in numbers], None, model, "cross_entropy", dtype=torch.float64)
+    assert problem.train.columns[0].dtype == torch.int64
+    direct = torch.nn.functional.cross_entropy(model(model.start, numbers[1]), labels)
+    torch.testing.assert_close(problem.task.full_loss(problem.start, problem.train.client(1)), direct)

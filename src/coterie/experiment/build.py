@@ -9,8 +9,20 @@ import torch
 
 from coterie.errors import UsageError
 from coterie.experiment.config import Config, FederationTable
-from coterie.federation import Call, Federation, LocalEngine, Participation, Screening, Static, faster_mode
+from coterie.federation import (
+    Attack,
+    Attacked,
+    Call,
+    Federation,
+    LocalEngine,
+    Participation,
+    Screening,
+    Static,
+    faster_mode,
+)
+from coterie.federation.channel import Compression
 from coterie.methods import Method
+from coterie.methods.compressed import compressed
 from coterie.methods.registry import METHODS, method_entry
 from coterie.methods.works import gradient
 from coterie.numerics import Draw
@@ -21,6 +33,7 @@ from coterie.problems.task import Supervised
 MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE
 TYPICAL_BATCH = 32
+IN_WORDS = {"everyone": "validation rows of every client (problem.everyone=true; in Python, validation=[…])"}
 
 
 class Parts(NamedTuple):
@@ -47,6 +60,9 @@ def assemble(config: Config) -> Parts:
     threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
     with using_threads(threads):
         fed, chosen = federate(problem, config.federation)
+    if config.federation.compress != "none":
+        table = config.federation
+        method = compressed(method, fed, Compression(config.federation.compress, table.ratio, table.feedback))
     method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
     return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
 
@@ -93,10 +109,11 @@ def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
     mode = table.mode if table.mode != "auto" else _mode(problem, engine)
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
+    attack: Attack | None = getattr(problem, "attack", None)
     fed = Federation.on(
-        engine,
+        engine if attack is None or not attack.on_uploads else Attacked(engine, attack),
         participation=Participation(table.active, table.count),
-        screening=Screening(table.norm),
+        screening=Screening(table.norm, table.clip),
         target=table.target,
     )
     return fed, {"mode": mode, "chunk": chunk}
@@ -106,7 +123,7 @@ def check_needs(method: Method, problem: Any, problem_name: str) -> None:
     """Refuse a method whose needs the problem does not offer, and say which methods fit."""
     if method.fits(problem.offers):
         return
-    missing = sorted(method.needs - problem.offers)
+    missing = [IN_WORDS.get(need, need) for need in sorted(method.needs - problem.offers)]
     fitting = [e.name for e in METHODS if e.make().fits(problem.offers)]
     offers = ", ".join(sorted(problem.offers))
     raise UsageError(

@@ -1,8 +1,9 @@
 """The configuration: four tables, read from TOML, `--set` and flags (flags over file over defaults), fully resolved."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,7 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coterie.errors import UsageError, unknown
-from coterie.methods.registry import method_entry
+from coterie.methods.registry import MethodEntry, method_entry
 from coterie.problems.parameters import Count, Positive, Probability, checked, explain
 from coterie.problems.registry import problem_entry
 
@@ -49,6 +50,10 @@ class FederationTable(_Table):
     active: Probability = 1.0
     count: Count | None = None
     norm: Positive | None = None
+    clip: Positive | None = None
+    compress: Literal["none", "top-k", "random-k", "sketch"] = "none"
+    ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    feedback: bool = True
     target: Literal["server"] | Annotated[int, Field(ge=0)] = "server"
     mode: Literal["auto", "vmap", "sequential"] = "auto"
     chunk: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -92,8 +97,8 @@ class Config:
 
     def for_baseline(self, method: str) -> "Config":
         """The same problem and federation with another method at its defaults, without baselines of its own."""
-        entry = problem_entry(self.run.problem)
-        settings = checked(method_entry(method).make, "method", entry.tuned.get(method, {}))
+        entry, other = problem_entry(self.run.problem), method_entry(method)
+        settings = checked(other.make, "method", _followed(other, entry.tuned.get(method, {}), self.problem))
         run = self.run.model_copy(update={"method": method, "baselines": []})
         return Config(run, settings, self.problem, self.federation)
 
@@ -127,8 +132,21 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
         run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
     for name in run.baselines or []:
         method_entry(name)
-    settings = checked(method.make, "method", {**problem.tuned.get(method.name, {}), **given["method"]})
+    settings = {**problem.tuned.get(method.name, {}), **given["method"]}
+    settings = checked(method.make, "method", _followed(method, settings, given["problem"]))
+    if "everyone" in method.make(**settings).needs and _has_everyone(problem.make):
+        given["problem"] = {"everyone": True, **given["problem"]}
     return Config(run, settings, checked(problem.make, "problem", given["problem"]), federation)
+
+
+def _followed(method: MethodEntry, settings: Mapping[str, Any], problem: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's settings: where every client of the problem is a target, and the method can, it serves all of them."""
+    serves = problem.get("everyone") is True and _has_everyone(method.make)
+    return {"everyone": True, **settings} if serves else dict(settings)
+
+
+def _has_everyone(make: Callable[..., Any]) -> bool:
+    return "everyone" in signature(make).parameters
 
 
 def checked_table(kind: type[T], name: str, values: Mapping[str, Any]) -> T:

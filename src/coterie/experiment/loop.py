@@ -23,7 +23,7 @@ from coterie.federation.ledger import Ledger
 from coterie.federation.tree import Tree, named_leaves
 from coterie.federation.work import Memory, held
 from coterie.methods import View
-from coterie.numerics import Draw
+from coterie.numerics import Draw, clusters
 
 
 class Observer(Protocol):
@@ -248,11 +248,13 @@ class _Run:
             "outcome": outcome.name,
             "message": outcome.message,
             "final": {k: v for k, v in final.items() if k not in known},
-            "weights": None if view.weights is None else [float(f"{w:.9g}") for w in view.weights.tolist()],
+            "weights": None if view.weights is None else _rounded(view.weights.tolist()),
             "friends": self.parts.problem.friends,
             "communication": ledger.total._asdict(),
             "seconds": round(self.done.seconds, 3),
         }
+        if view.weights is not None and view.weights.dim() == 2:
+            summary["clusters"] = clusters(view.weights)
         if notes:
             summary["notes"] = notes
         if self.folder is not None:
@@ -270,12 +272,16 @@ class _Run:
 
 
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
-    """How weight is spread: the effective number of clients 1/Σw², the largest weight, the friends' share if known."""
+    """How weight is spread: the effective number of clients 1/Σw², the largest weight, the friends' share if known.
+
+    Of a matrix, the mean effective number over its rows and the largest weight in all.
+    """
     if weights is None:
         return {}
     w = weights.cpu().double()
-    statistics = {"effective_clients": float(1.0 / w.square().sum()), "largest_weight": float(w.max())}
-    if friends is not None:
+    effective = 1.0 / w.square().sum(-1)
+    statistics = {"effective_clients": float(effective.mean()), "largest_weight": float(w.max())}
+    if friends is not None and w.dim() == 1:
         statistics["friends_weight"] = float(w[:friends].sum())
     return statistics
 
@@ -289,6 +295,11 @@ def _finite(state: Tree) -> bool:
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 return False
     return True
+
+
+def _rounded(weights: list[Any]) -> list[Any]:
+    """To the digits of weights.csv; of a matrix, row by row."""
+    return [_rounded(w) if isinstance(w, list) else float(f"{w:.9g}") for w in weights]
 
 
 def _is_finite(value: Any) -> bool:

@@ -88,10 +88,14 @@ class Records:
         self._write("events.jsonl", json.dumps(line))
 
     def weights(self, round: int, weights: Tensor) -> None:
-        """One row of weights; the header names the clients."""
+        """One row of weights, or of a matrix one a target; the header names the clients."""
+        matrix = weights.dim() == 2
         if self._files["weights.csv"].tell() == 0:
-            self._write("weights.csv", ",".join(["round", *(f"client_{k}" for k in range(len(weights)))]))
-        self._write("weights.csv", ",".join([str(round), *(f"{w:.9g}" for w in weights.tolist())]))
+            keys = ["round", "target"] if matrix else ["round"]
+            self._write("weights.csv", ",".join([*keys, *(f"client_{k}" for k in range(weights.shape[-1]))]))
+        for target, row in enumerate(weights.tolist() if matrix else [weights.tolist()]):
+            keys = [str(round), str(target)] if matrix else [str(round)]
+            self._write("weights.csv", ",".join([*keys, *(f"{w:.9g}" for w in row)]))
 
     def _write(self, name: str, line: str) -> None:
         try:

@@ -10,12 +10,15 @@ from coterie.federation.api import (
     Replies,
     Screening,
 )
+from coterie.federation.attacks import Attack, Attacked
 from coterie.federation.ledger import Ledger
 from coterie.federation.local import LocalEngine, faster_mode
 from coterie.federation.shards import Batch, Rows, Shard, Stack, pack
-from coterie.federation.work import Each, Memory, Static, Work, work
+from coterie.federation.work import Each, Memory, Static, Work, walks, work
 
 __all__ = [
+    "Attack",
+    "Attacked",
     "Batch",
     "Call",
     "Each",
@@ -36,5 +39,6 @@ __all__ = [
     "Work",
     "faster_mode",
     "pack",
+    "walks",
     "work",
 ]

@@ -5,9 +5,9 @@ barrier, one round in the ledger. `sample` narrows the federation to an active s
 engine; an engine only runs a work at some clients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from torch import Tensor
 from coterie.errors import NoClients, UsageError
 from coterie.federation.ledger import Ledger
 from coterie.federation.reduce import BlockedSum
-from coterie.federation.tree import Size, Tree, rows, size, tensors, tree_flatten, tree_unflatten
+from coterie.federation.tree import Size, Tree, joined, mapped, put, rows, size, tensors, tree_flatten, tree_unflatten
 from coterie.federation.work import Each, Memory, Static, Work, name_of
 from coterie.numerics import Draw
 
 Place = Literal["server"] | int
+Key = TypeVar("Key")
 
 
 class Call(NamedTuple):
@@ -30,6 +31,22 @@ class Call(NamedTuple):
     memory: Memory | None
     static: Static
     draw: Draw
+
+    def updates(self, ids: Tensor, values: Tree) -> Tree:
+        """What these clients contribute: their results, which of walks are counted from where they set out."""
+        return self._moved(ids, values, -1)
+
+    def results(self, ids: Tensor, updates: Tree) -> Tree:
+        """What clients with these updates reply: the inverse of `updates`."""
+        return self._moved(ids, updates, 1)
+
+    def _moved(self, ids: Tensor, values: Tree, sign: int) -> Tree:
+        if not getattr(self.work, "__coterie_walks__", False):
+            return values
+        start = next(leaf for leaf in tree_flatten(self.shared)[0] if isinstance(leaf, Tensor | Each))
+        (first, *others), structure = tree_flatten(values)
+        moved = first.add(start.of(ids) if isinstance(start, Each) else start, alpha=sign)
+        return tree_unflatten([moved, *others], structure)
 
 
 class Failure(NamedTuple):
@@ -47,10 +64,15 @@ class Replies(NamedTuple):
     values: Tree
     memory: Tree
     failures: tuple[Failure, ...] = ()
+    sent: Size | None = None  # what travelled, where that is not the values as they are
 
 
 class Engine(Protocol):
     """Where clients live."""
+
+    @property
+    def task(self) -> Any:
+        """The problem's oracles."""
 
     @property
     def sizes(self) -> Tensor:
@@ -66,11 +88,28 @@ class Engine(Protocol):
         """The memory after some clients changed theirs."""
 
 
+def together(chunks: Iterable[Replies]) -> Iterator[Replies]:
+    """All replies of a phase as one, in one layout whatever the chunks were; nothing where nobody answered."""
+    some = list(chunks)
+    failures = tuple(failure for one in some for failure in one.failures)
+    answered = [one for one in some if len(one.ids)]
+    if answered:
+        sent = None if answered[0].sent is None else sum((one.sent for one in answered if one.sent), Size())
+        ids, values, memory = (joined([one[i] for one in answered]) for i in range(3))
+        yield Replies(ids, values, memory, failures, sent)
+    elif failures:
+        yield some[0]._replace(failures=failures)
+
+
 @dataclass(frozen=True)
 class Screening:
-    """What a client's update must pass: finite, and below a norm if one is set."""
+    """What a client's update must pass: finite, and below a norm if one is set.
+
+    With `clip`, an update that is longer than so many times the median of its phase is shortened to that.
+    """
 
     norm: float | None = None
+    clip: float | None = None
 
     def reasons(self, values: Tree) -> tuple[Tensor, list[str]]:
         """Which rows are fine, [a] bool; and for each row, why not."""
@@ -83,11 +122,9 @@ class Screening:
         for leaf in leaves:
             # a sum is finite unless a term is not, or the update is absurdly large: cheaper than testing each entry
             finite &= torch.isfinite(leaf.sum(1)) | torch.isfinite(leaf).all(1)
-        if self.norm is None or not leaves:
-            fine = finite
-            norm = torch.zeros(n)
-        else:
-            norm = torch.stack([leaf.square().sum(1) for leaf in leaves]).sum(0).sqrt()
+        fine, norm = finite, torch.zeros(n)
+        if self.norm is not None:
+            norm = _norms(values)
             fine = finite & (norm <= self.norm)
         if bool(fine.all()):
             return fine, []
@@ -96,6 +133,40 @@ class Screening:
             for i, (ok, is_finite) in enumerate(zip(fine.tolist(), finite.tolist(), strict=True))
         ]
         return fine, texts
+
+    def shortened(self, call: Call, replies: Replies) -> tuple[Replies, list[Failure]]:
+        """The replies of a whole phase with long updates cut, and whose they were.
+
+        Directions are kept. Where half of the updates are 0 there is no length to compare with, and none is cut.
+        """
+        if self.clip is None or not tensors(replies.values):
+            return replies, []
+        updates = call.updates(replies.ids, replies.values)
+        norms = _norms(updates)
+        usual = norms.median()
+        limit = self.clip * usual
+        long = (norms > limit) & (limit > 0.0)
+        if not bool(long.any()):
+            return replies, []
+        ids, factor = replies.ids[long], limit / norms[long]
+        short = mapped(lambda t: _scaled(t[long], factor), updates)
+        values = put(replies.values, long, call.results(ids, short))
+        cut = [
+            Failure(client, "clipped", f"norm {norm:.3g} above {self.clip:g} times the median {usual:.3g}")
+            for client, norm in zip(ids.tolist(), norms[long].tolist(), strict=True)
+        ]
+        return replies._replace(values=values), cut
+
+
+def _norms(values: Tree) -> Tensor:
+    """One norm a row, over all real tensors."""
+    real = [t.reshape(len(t), -1).square().sum(1) for t in tensors(values) if t.is_floating_point()]
+    return torch.stack(real).sum(0).sqrt() if real else torch.zeros(len(tensors(values)[0]))
+
+
+def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
+    """Each row times its number; whole numbers are left alone."""
+    return rows * factor.to(rows).reshape(-1, *(1,) * (rows.dim() - 1)) if rows.is_floating_point() else rows
 
 
 @dataclass(frozen=True)
@@ -146,6 +217,7 @@ class Federation:
     participation: Participation = field(default_factory=Participation)
     target: Place = "server"
     round: int = 0
+    barriers: int = 1  # how many rounds a call counts for: none where it is a part of another one
 
     @staticmethod
     def on(engine: Engine, **options: Any) -> "Federation":
@@ -167,6 +239,11 @@ class Federation:
         return self.engine.sizes
 
     @property
+    def task(self) -> Any:
+        """The problem's oracles; the server knows the model too, and without rows they tell nothing of any client."""
+        return self.engine.task
+
+    @property
     def ledger(self) -> Ledger:
         """What was moved so far."""
         return self.book.ledger
@@ -182,6 +259,15 @@ class Federation:
         else:
             chosen = Participation(1.0 if probability is None else probability, count)
         return replace(self, ids=chosen.draw(self.n, draw.phase("participation")))
+
+    def parts(self, groups: Mapping[Key, Tensor]) -> Iterator[tuple[Key, "Federation"]]:
+        """For each group of clients a view on those of them that are active, if any; one call to each is one round."""
+        barriers = self.barriers
+        for key, members in groups.items():
+            here = self.ids[torch.isin(self.ids, members)]
+            if len(here):
+                yield key, replace(self, ids=here, barriers=barriers)
+                barriers = 0
 
     def mean(
         self,
@@ -232,11 +318,7 @@ class Federation:
         chunks = list(self._ask(work, shared, memory, draw, static))
         if not chunks:
             raise NoClients(f"no client answered {name_of(work)}")
-        structure = tree_flatten(chunks[0].values)[1]
-        columns = zip(*(tree_flatten(c.values)[0] for c in chunks), strict=True)
-        # one layout whatever the chunks were, because the bits of a product with these rows depend on it
-        values = [column[0].contiguous() if len(column) == 1 else torch.cat(column) for column in columns]
-        gathered = Gathered(tree_unflatten(values, structure), torch.cat([c.ids for c in chunks]))
+        gathered = Gathered(joined([c.values for c in chunks]), torch.cat([c.ids for c in chunks]))
         if memory is None:
             return gathered
         return gathered, self.engine.remember(memory, [(c.ids, c.memory) for c in chunks])
@@ -256,14 +338,24 @@ class Federation:
         cause = name_of(work)
         if not len(self.ids):
             raise NoClients(f"no client is active for {cause}")
-        self.ledger.record(cause, rounds=1, down=_downlink(shared, len(self.ids)))
-        for replies in self.engine.execute(Call(work, shared, memory, Static(**static), draw), self.ids):
+        self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
+        call = Call(work, shared, memory, Static(**static), draw)
+        passed = self._passed(call, cause)
+        # a median needs all replies at once; without one they may come chunk after chunk
+        return passed if self.screening.clip is None else self._shortened(call, cause, passed)
+
+    def _passed(self, call: Call, cause: str) -> Iterator[Replies]:
+        """The replies without those that are not finite or too long."""
+        for replies in self.engine.execute(call, self.ids):
             for failure in replies.failures:
                 self._note(cause, failure)
             if not len(replies.ids):
                 continue
-            self.ledger.record(cause, up=size(replies.values))
-            fine, reasons = self.screening.reasons(replies.values)
+            self.ledger.record(cause, up=size(replies.values) if replies.sent is None else replies.sent)
+            limited = self.screening.norm is not None
+            fine, reasons = self.screening.reasons(
+                call.updates(replies.ids, replies.values) if limited else replies.values
+            )
             if not reasons:
                 yield replies
                 continue
@@ -272,6 +364,14 @@ class Federation:
                     self._note(cause, Failure(client, "rejected", reason))
             if bool(fine.any()):
                 yield Replies(replies.ids[fine], rows(replies.values, fine), rows(replies.memory, fine))
+
+    def _shortened(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
+        """All replies of a phase at once, none much longer than the others."""
+        for replies in together(passed):
+            short, cut = self.screening.shortened(call, replies)
+            for one in cut:
+                self._note(cause, one)
+            yield short
 
     def _note(self, cause: str, failure: Failure) -> None:
         self.book.events.append(

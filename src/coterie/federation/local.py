@@ -103,7 +103,7 @@ class LocalEngine:
         out = vmap(at_one)(
             some,
             [t[some] for s in (self.train, self.valid) if s is not None for t in (s.offsets, s.counts)],
-            [v.rows[some] if isinstance(v, Each) else v.repeat(len(some), *[1] * v.dim()) for v in sent],
+            [v.of(some) if isinstance(v, Each) else v.repeat(len(some), *[1] * v.dim()) for v in sent],
             [] if private is None else rows(private, some),
         )
         return rows(out, slice(1)) if lone else out
@@ -118,8 +118,9 @@ class LocalEngine:
                 self.train.client(client),
                 None if self.valid is None else self.valid.client(client),
             )
-            mine = fill([v.rows[client] if isinstance(v, Each) else v for v in sent])
-            draw = call.draw.client(ids.new_tensor(client))
+            number = ids.new_tensor(client)
+            mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])
+            draw = call.draw.client(number)
             results.append(call.work(shard, mine, row(private, client), call.static, draw))
         return stack(results)
 

@@ -120,6 +120,10 @@ class Stack:
         zero = torch.zeros((), dtype=torch.int64, device=self.offsets.device)
         return Rows(columns, zero, self.counts[index], count)
 
+    def shared_by(self, holders: Tensor) -> "Stack":
+        """One part a holder, by its number; holders of the same part share its rows."""
+        return Stack(self.columns, self.offsets[holders], self.counts[holders])
+
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Stack":
         """The same rows elsewhere; integer columns keep their type."""
         columns = tuple(c.to(device, dtype if c.is_floating_point() else c.dtype) for c in self.columns)

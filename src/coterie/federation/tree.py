@@ -12,8 +12,10 @@ Tree = Any
 __all__ = [
     "Size",
     "Tree",
+    "joined",
     "mapped",
     "named_leaves",
+    "put",
     "row",
     "rows",
     "size",
@@ -62,6 +64,24 @@ def rows(tree: Tree, ids: Tensor | slice) -> Tree:
 def row(tree: Tree, index: int) -> Tree:
     """One row of a stacked tree."""
     return mapped(lambda t: t[index], tree)
+
+
+def put(tree: Tree, where: Tensor, new: Tree) -> Tree:
+    """A stacked tree with the rows where this holds replaced; the others keep every bit."""
+    leaves, structure = tree_flatten(tree)
+    place = where.nonzero()[:, 0]
+    changed = [old.index_copy(0, place, row) for old, row in zip(leaves, tree_flatten(new)[0], strict=True)]
+    return tree_unflatten(changed, structure)
+
+
+def joined(trees: list[Tree]) -> Tree:
+    """Stacked trees one after the other, in one layout: the bits of a product with these rows depend on it."""
+    columns = zip(*(tree_flatten(t)[0] for t in trees), strict=True)
+    leaves = [
+        column[0] if column[0] is None else column[0].contiguous() if len(column) == 1 else torch.cat(column)
+        for column in columns
+    ]
+    return tree_unflatten(leaves, tree_flatten(trees[0])[1])
 
 
 def stack(trees: list[Tree]) -> Tree:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coterie.errors import PlacementError
@@ -19,6 +20,15 @@ def work(function: Work) -> Work:
     if "<locals>" in function.__qualname__:
         raise TypeError(f"{function.__qualname__} is defined inside a function; a work must be found by its name")
     function.__coterie_work__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def walks(function: Work) -> Work:
+    """Mark a work whose result begins with the point that it walked to from the first shared value.
+
+    What it contributes, its update, is then the way between the two; of every other work it is the result itself.
+    """
+    function.__coterie_walks__ = True  # type: ignore[attr-defined]
     return function
 
 
@@ -69,9 +79,17 @@ def _plain(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Each:
-    """Marks a value that holds one row for every client: client k is sent row k, and only that is billed."""
+    """Marks a value that holds one row for every client: client k is sent row k, and only that is billed.
+
+    With ids, ascending, it holds rows for these clients only.
+    """
 
     rows: Tensor
+    ids: Tensor | None = None
+
+    def of(self, clients: Tensor) -> Tensor:
+        """The rows of these clients, by number."""
+        return self.rows[clients if self.ids is None else torch.searchsorted(self.ids, clients)]
 
 
 class Memory:
@@ -100,5 +118,5 @@ class Memory:
 
 
 def held(memory: Memory) -> Tree:
-    """The rows inside, for engines and checkpoints only."""
+    """The rows inside, for engines, checkpoints and records only."""
     return memory._held

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import Federation, Shard, Static, walks, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method
 from coterie.methods.nested_phases import Inverse, Walk, product_draws, solve
@@ -82,6 +82,7 @@ def _weighted_fedinn(fed: Federation, theta: Tensor, w: Tensor, walk: Walk, anch
 
 
 @work
+@walks
 def corrected_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """θ_k ← θ_k − β_k (∇L_k(θ_k; ζ) − ∇L_k(θ; ζ) + q), the same ζ in both terms."""
     theta, q, tau = shared

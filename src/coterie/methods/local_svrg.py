@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, work
+from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, walks, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.works import own_rows
@@ -106,6 +106,7 @@ def begin_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
 
 
 @work
+@walks
 def walk_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """At most τ corrected steps on the loss."""
     rows = own_rows(shard)
@@ -129,6 +130,7 @@ def begin_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw
 
 
 @work
+@walks
 def walk_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """At most τ corrected steps on ½ hᵀHh − hᵀ∇L_0."""
     task, (theta, _) = shard.task, private.constants

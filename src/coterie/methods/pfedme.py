@@ -1,8 +1,9 @@
-"""pFedMe (T Dinh et al. 2020, Algorithm 1), personalised for the target.
+"""pFedMe (T Dinh et al. 2020, Algorithm 1), personalised for the target, or for everyone.
 
 R times a round a client draws a batch, solves θ ≈ argmin f_B(θ) + λ/2 ‖θ − x_k‖² by gradient descent (at most 20
 steps, until ‖gradient‖² ≤ δ) and moves x_k ← x_k − ηλ(x_k − θ); the server mixes x ← (1 − β)x + β mean x_k. The model
-that is judged is the last θ of the same walk at the target, from the new x, on its own rows; it uploads nothing.
+that is judged is the last θ of the same walk at the target, from the new x, on its own rows; it uploads nothing. With
+`everyone` each client keeps the last θ of its own walk, as in the paper, and those are judged.
 """
 
 from typing import Any, NamedTuple
@@ -10,20 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Batch, Federation, Rows, Shard, Static, work
+from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, walks, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.works import goal_rows, own_rows
 from coterie.numerics import Draw
 from coterie.problems.parameters import Count, Positive, Probability
-from coterie.problems.view import View
+from coterie.problems.view import View, personal_models
 
 
 class PFedMeState(NamedTuple):
-    """The global model and the target's own."""
+    """The global model and the target's own, or what the clients keep of theirs."""
 
     x: Tensor
-    theta: Tensor
+    theta: Tensor | Memory
 
 
 def proximal_point(task: Any, x: Tensor, batch: Batch, static: Static) -> Tensor:
@@ -45,9 +46,17 @@ def envelope_walk(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) 
 
 
 @work
+@walks
 def moreau_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """What a client uploads: where its x_k arrived."""
     return envelope_walk(shard.task, own_rows(shard), shared, static, draw)[0]
+
+
+@work
+@walks
+def both_points(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """What a client uploads, and what it keeps: its last x_k and its last θ."""
+    return envelope_walk(shard.task, own_rows(shard), shared, static, draw)
 
 
 @work
@@ -67,17 +76,27 @@ def pfedme(
     inner_step: Positive = 0.05,
     mixing: Probability = 1.0,
     batch: Count = 50,
+    everyone: bool = False,
 ) -> Method:
-    """η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing. One round; one exchange with the target."""
+    """η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing.
+
+    One round; one exchange with the target unless for everyone.
+    """
     knobs: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch, "penalty": penalty}
     knobs |= {"accuracy": accuracy, "inner_steps": inner_steps, "inner_step": inner_step}
 
     def init(problem: Any, n: int) -> PFedMeState:
-        return PFedMeState(problem.start, problem.start)
+        return PFedMeState(problem.start, Memory.start(problem.start, n) if everyone else problem.start)
 
     def round(fed: Federation, s: PFedMeState, draw: Draw) -> PFedMeState:
+        if isinstance(s.theta, Memory):
+            mean, theta = fed.mean(both_points, s.x, memory=s.theta, draw=draw.phase("walk"), **knobs)
+            return PFedMeState((1.0 - mixing) * s.x + mixing * mean, theta)
         mean = fed.mean(moreau_walk, s.x, draw=draw.phase("walk"), **knobs)
         x = (1.0 - mixing) * s.x + mixing * mean
         return PFedMeState(x, fed.ask_target(personal_model, x, draw=draw.phase("personal"), **knobs))
 
-    return Method("pfedme", init, round, lambda s: View(s.theta), needs=frozenset({"gradient", "target"}))
+    def view(s: PFedMeState) -> View:
+        return View(personal_models(s.theta) if isinstance(s.theta, Memory) else s.theta)
+
+    return Method("pfedme", init, round, view, needs=frozenset({"gradient", "everyone" if everyone else "target"}))

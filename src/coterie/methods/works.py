@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from coterie.federation import Batch, Rows, Shard, Static, work
+from coterie.federation import Batch, Rows, Shard, Static, walks, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 
@@ -70,6 +70,7 @@ def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, dra
 
 
 @work
+@walks
 def sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
     x, rows = shared, own_rows(shard)

@@ -1,5 +1,6 @@
 """Plain numerics: simplex geometry, linear solvers, draws. Nothing here knows of clients or servers."""
 
+from coterie.numerics.clusters import clusters
 from coterie.numerics.draws import Draw
 from coterie.numerics.linear import CGResult, conjugate_gradients, neumann
 from coterie.numerics.proximal import project_ball, soft_threshold
@@ -8,6 +9,7 @@ from coterie.numerics.simplex import entropic_step, project_capped_simplex, proj
 __all__ = [
     "CGResult",
     "Draw",
+    "clusters",
     "conjugate_gradients",
     "entropic_step",
     "neumann",

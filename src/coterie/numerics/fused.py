@@ -31,7 +31,7 @@ class Fused:
 
     def __call__(self, *operands: Tensor) -> Tensor:
         """The function's value; all tensors that differ by row of a vmap must be among the operands."""
-        return _Apply.apply(self, *operands)  # type: ignore[no-any-return, no-untyped-call]
+        return _Apply.apply(self, *operands)  # type: ignore[no-untyped-call]
 
     def over(self, dims: Dims) -> "Fused":
         """The function mapped over these dimensions, the same object for the same dimensions."""

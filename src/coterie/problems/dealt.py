@@ -25,7 +25,7 @@ class Dealt(NamedTuple):
     test: Images
 
 
-def source(data: Data, test: int, draw: Draw) -> tuple[Images, Images]:
+def source(data: str, test: int, draw: Draw) -> tuple[Images, Images]:
     """Train and test images in [0, 1]: the published parts, or so many rows set aside where there is one part only."""
     found = load(data)
     scale, (x, y) = found.scale(), found.train

@@ -1,14 +1,19 @@
-"""`friends`: 15 clients, of which 5 draw from the target's distribution and 10 have permuted labels."""
+"""`friends`: 15 clients, of which 5 draw from the target's distribution and 10 have permuted labels.
 
-from typing import Literal
+With `everyone`, each client is a target too: a third of its rows are for validation, and its model is tested on the
+test rows as it labels them.
+"""
+
+from typing import Any, Literal
 
 import torch
 
 from coterie.errors import UsageError
 from coterie.numerics import Draw
+from coterie.problems.byzantine import Attackers, AttackOption, with_attackers
 from coterie.problems.data.digits import digits
 from coterie.problems.models import FlatModel, build
-from coterie.problems.parameters import Context, Count, Name
+from coterie.problems.parameters import Context, Count, Name, Positive
 from coterie.problems.weighting import Weighting, weighting
 
 
@@ -21,8 +26,15 @@ def friends(
     friends: Count = 5,
     validation: Count = 60,
     test: Count = 400,
+    everyone: bool = False,
+    attack: AttackOption = "none",
+    attackers: Attackers = 0.4,
+    strength: Positive | None = None,
 ) -> Weighting:
-    """Digits split evenly; strangers see every label through one permutation without a fixed point."""
+    """Digits split evenly; strangers see every label through one permutation without a fixed point.
+
+    With an attack, the last clients are Byzantine: strangers first, friends where all or many clients are friends.
+    """
     if friends > clients:
         raise UsageError(f"problem.friends is {friends}, but there are only {clients} clients; lower it.")
     images = digits()
@@ -42,16 +54,26 @@ def friends(
         part = slice(validation + test + k * each, validation + test + (k + 1) * each)
         shards.append((x[part], y[part] if k < friends else wrong[y[part]]))
     net = FlatModel(build(model, tuple(x.shape[1:]), 10, context.seed))
-    return weighting(
+    tested = x[validation : validation + test], y[validation : validation + test]
+    own: dict[str, Any] = {}
+    if everyone:
+        third = max(1, each // 3)
+        own["valid"] = [(inputs[:third], labels[:third]) for inputs, labels in shards]
+        own["tests"] = [tested, (tested[0], wrong[tested[1]])] if friends < clients else [tested]
+        own["groups"] = [0 if k < friends else 1 for k in range(clients)]
+        shards = [(inputs[third:], labels[third:]) for inputs, labels in shards]
+    problem = weighting(
         shards,
         (x[:validation], y[:validation]),
         net,
         "cross_entropy",
-        test=(x[validation : validation + test], y[validation : validation + test]),
+        test=tested,
         friends=friends,
         dtype=context.dtype,
         device=context.device,
+        **own,
     )
+    return with_attackers(problem, attack, attackers, strength)
 
 
 def _derangement(draw: Draw, n: int) -> torch.Tensor:

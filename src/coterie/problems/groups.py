@@ -11,12 +11,15 @@ some classes than there are. The test set comes from the published test part; wh
 third of the rows, chosen by the seed, is kept for it. Validation is drawn from the training part, as in the paper, and
 its rows are then withheld from all clients (the paper does not say; its theory needs them to be independent).
 
+With `everyone`, each client is a target too: it draws validation rows of its own as its group draws, from a quarter of
+the training part that nobody trains on, and its model is tested on test rows of its group.
+
 Digits, and setting 2 on covtype, are not in the paper: digits takes MNIST's classes and probabilities, and covtype's
 labels are permuted by the rule that gives the printed permutations.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -24,14 +27,16 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.numerics import Draw
+from coterie.problems.byzantine import Attackers, AttackOption, with_attackers
 from coterie.problems.data.examples import DataSet, Examples, Scale
 from coterie.problems.data.load import load
 from coterie.problems.models import FlatModel, build
-from coterie.problems.parameters import Context, Count, Name
+from coterie.problems.parameters import Context, Count, Name, Positive
 from coterie.problems.weighting import Weighting, weighting
 
 Group = Literal["minority", "majority"]
 TEST_SHARE = 3  # one row in so many is for the test where there is no test part
+VALIDATION_SHARE = 4  # and of the others, one in so many for validation where everyone is a target
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,10 @@ def groups(
     train: Count | None = None,
     validation: Count | None = None,
     test: Count | None = None,
+    everyone: bool = False,
+    attack: AttackOption = "none",
+    attackers: Attackers = 0.4,
+    strength: Positive | None = None,
 ) -> Weighting:
     """A minority (a third of the clients) and a majority; clients 0 … J−1 are always those of the target's group.
 
@@ -107,25 +116,36 @@ def groups(
     home, away = _pools(source, plan, draw.phase("test part"))
     view = _View(source.scale(torch.cat(home.rows)), plan.relabelled(source.classes), setting, _turn(draw))
 
-    valid = home.sample(draw.phase("validation"), plan.shares(target), validation or plan.validation)
-    tested = away.sample(draw.phase("test"), plan.shares(target), test or plan.test)
-    home = home.without(valid)
-    shards = []
-    for node in _nodes(few, clients, target):
-        group: Group = "minority" if node < few else "majority"
-        rows = home.sample(draw.phase("train").client(node), plan.shares(group), train or plan.train)
-        shards.append(view(home.examples, rows, group))
+    def rows(pool: _Pool, group: Group, count: int, at: Draw) -> tuple[Tensor, Tensor]:
+        return view(pool.examples, pool.sample(at, plan.shares(group), count), group)
 
-    return weighting(
-        shards,
+    aside = home.part(VALIDATION_SHARE, draw.phase("validation part")) if everyone else home
+    valid = aside.sample(draw.phase("validation"), plan.shares(target), validation or plan.validation)
+    tested = rows(away, target, test or plan.test, draw.phase("test"))
+    home = home.without(torch.cat(aside.rows) if everyone else valid)
+    nodes = _nodes(few, clients, target)
+    kinds: list[Group] = ["minority" if node < few else "majority" for node in nodes]
+    owners = list(zip(nodes, kinds, strict=True))
+    own: dict[str, Any] = {}
+    if everyone:
+        at, count = draw.phase("validation"), validation or plan.validation
+        both = list(dict.fromkeys(kinds))  # the target's group is the first
+        own["valid"] = [rows(aside, kind, count, at.client(node)) for node, kind in owners]
+        own["tests"] = [tested, *(rows(away, kind, test or plan.test, draw.phase("other test")) for kind in both[1:])]
+        own["groups"] = [both.index(kind) for kind in kinds]
+
+    problem = weighting(
+        [rows(home, kind, train or plan.train, draw.phase("train").client(node)) for node, kind in owners],
         view(home.examples, valid, target),
         FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
         "cross_entropy",
-        test=view(away.examples, tested, target),
+        test=tested,
         friends=few if target == "minority" else clients - few,
         dtype=context.dtype,
         device=context.device,
+        **own,
     )
+    return with_attackers(problem, attack, attackers, strength)
 
 
 class _Pool(NamedTuple):
@@ -150,6 +170,12 @@ class _Pool(NamedTuple):
             order = draw.phase("row").step(c).permutation(len(rows))
             chosen[places] = rows[order[torch.arange(len(places)) % max(1, len(rows))]]
         return chosen
+
+    def part(self, share: int, draw: Draw) -> "_Pool":
+        """One in so many rows of each merged class."""
+        orders = [draw.step(c).permutation(len(rows)) for c, rows in enumerate(self.rows)]
+        kept = [rows[order[: len(rows) // share]] for rows, order in zip(self.rows, orders, strict=True)]
+        return self._replace(rows=tuple(rows.sort().values for rows in kept))
 
     def without(self, taken: Tensor) -> "_Pool":
         """The same without some rows."""

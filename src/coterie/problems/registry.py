@@ -9,11 +9,15 @@ from coterie.problems.friends import friends
 from coterie.problems.groups import groups
 from coterie.problems.hyper_representation import hyper_representation
 from coterie.problems.loss_tuning import loss_tuning
+from coterie.problems.mean_estimation import mean_estimation
 from coterie.problems.meta_learning import meta_learning
 from coterie.problems.minimax_quadratic import minimax_quadratic
+from coterie.problems.mixture import mixture
 from coterie.problems.nested_quadratic import nested_quadratic
 from coterie.problems.noisy_clients import noisy_clients
 from coterie.problems.quadratic import quadratic
+from coterie.problems.sketch import sketch
+from coterie.problems.submodels import submodels
 from coterie.problems.toy_cosine import toy_cosine
 
 
@@ -35,6 +39,16 @@ IMAGES = {"outer_step": 0.3, "step": 1.0, "local_steps": 25, "lipschitz": 400.0,
 LIGHT = {name: {**IMAGES, "outer_step": 0.03} for name in NESTED[2:]}  # local hypergradients bear smaller steps only
 TUNING = {"outer_step": 10.0, "step": 0.5, "local_steps": 10, "lipschitz": 100.0, "batch": 32}
 META = {"outer_step": 0.5, "step": 1.0, "local_steps": 1}
+PLAIN = {"step": 0.25, "batch": 100}  # 25 times the paper's: hundreds of rounds instead of thousands
+MEAN_ESTIMATION = {
+    **dict.fromkeys(("sgd-full", "sgd-ideal", "fedadp", "tawt"), PLAIN),
+    "meritfed": {**PLAIN, "mirror_step": 4.0},
+    "meritfed-zo": {**PLAIN, "mirror_step": 4.0},
+}
+MIXTURE = {
+    **{name: {"step": 0.1, "batch": 20} for name in ("sgd-full", "sgd-ideal", "fedadp", "tawt")},
+    "meritfed": {"step": 0.1, "batch": 20},
+}
 
 PROBLEMS: tuple[ProblemEntry, ...] = (
     ProblemEntry(
@@ -48,6 +62,21 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
         },
     ),
     ProblemEntry("groups", groups, "a minority and a majority with their own classes, labels or turned images"),
+    ProblemEntry(
+        "mean-estimation",
+        mean_estimation,
+        "the mean of N(0, I) with friends, near and far clients; the optimum is known",
+        ("sgd-full", "sgd-ideal"),
+        MEAN_ESTIMATION,
+    ),
+    ProblemEntry(
+        "mixture",
+        mixture,
+        "the target knows some classes, friends mix them with others, strangers have none of them",
+        ("local-train", "sgd-full"),
+        MIXTURE,
+    ),
+    ProblemEntry("sketch", sketch, "a network learnt over a thin line: images at 10 clients, i.i.d. or by classes"),
     ProblemEntry("quadratic", quadratic, "linear regression with known θ*(w), F(w), ∇F(w) and w*"),
     ProblemEntry(
         "toy-cosine",
@@ -106,6 +135,11 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
         meta_learning,
         "compositional: a start that is good after one gradient step",
         tuned=dict.fromkeys(NESTED, META),
+    ),
+    ProblemEntry(
+        "submodels",
+        submodels,
+        "a network of which most clients can afford a share only; few classes a client",
     ),
 )
 

@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Rows, Shard, Stack, pack
+from coterie.federation import Attack, Rows, Shard, Stack, pack
 from coterie.problems.models import FlatModel
+from coterie.problems.personal import group_weights, personal_measures
 from coterie.problems.task import RowLoss, Supervised, Task, check_labels, cross_entropy
 from coterie.problems.view import View
 
 
 @dataclass(frozen=True)
 class Weighting:
-    """Shards, target, model, loss and measures. Known friends of the target come first among the clients."""
+    """Shards, target, model, loss and measures. Known friends of the target come first among the clients.
+
+    Where every client is a target, `valid` are its validation rows, `tests` the rows that its own model is tested on,
+    and `groups`, if known, say who draws from one distribution.
+    """
 
     task: Task
     train: Stack
@@ -30,6 +35,9 @@ class Weighting:
     friends: int | None = None
     exact: Any = None
     best_weights: Tensor | None = None
+    tests: Stack | None = None
+    groups: Tensor | None = None
+    attack: Attack | None = None
 
     @property
     def clients(self) -> int:
@@ -46,12 +54,22 @@ class Weighting:
             has.add("friends")
         if self.best_weights is not None:
             has.add("optimal-weights")
+        if self.valid is not None:
+            has.add("everyone")
+        if self.groups is not None:
+            has.add("groups")
         return frozenset(has)
 
     def measure(self, view: View) -> dict[str, float]:
-        """What the record says of a model and its weights."""
+        """What the record says of a model, or of one a client, and of the weights."""
         theta = view.model
-        measures: dict[str, float] = {}
+        measures = {} if self.tests is None else personal_measures(self.task, theta, self.tests, "personal")
+        if view.weights is not None and view.weights.dim() == 2 and self.groups is not None:
+            measures |= group_weights(view.weights, self.groups)
+        if theta.dim() == 2:
+            if self.valid is not None:
+                measures |= personal_measures(self.task, theta, self.valid, "validation")
+            return measures
         if self.test is not None:
             measures |= self.task.measure(theta, self.test, "test")
         if self.target is not None and self.target.valid is not None:
@@ -61,8 +79,10 @@ class Weighting:
         return measures
 
     def named(self, view: View) -> dict[str, Tensor]:
-        """The model's parameters by name, as they are saved."""
-        return self.task.model.state_dict(view.model)
+        """The model's parameters by name, as they are saved; of a model a client, with the client before the name."""
+        if view.model.dim() == 1:
+            return self.task.model.state_dict(view.model)
+        return self.task.model.state_dicts(view.model)
 
 
 def weighting(
@@ -72,19 +92,30 @@ def weighting(
     loss: str | RowLoss,
     *,
     test: Any = None,
+    valid: Sequence[Any] | None = None,
+    tests: Sequence[Any] | None = None,
+    groups: Sequence[int] | None = None,
     friends: int | None = None,
     l2: float = 0.0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     **more: Any,
 ) -> Weighting:
-    """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs."""
+    """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs.
+
+    Where every client is a target: valid has one shard a client, and tests one a group, or one a client without groups.
+    """
     place: dict[str, Any] = {"dtype": dtype, "device": device}
     model = model.to(**place)
     train = pack(shards).to(**place)
     goal = None if target is None else pack([target], who="target").to(**place)
     held_out = None if test is None else pack([test], who="test set").to(**place)
-    for part, who in ((goal, "the target"), (held_out, "the test set")):
+    own = None if valid is None else pack(valid, who="validation set of client").to(**place)
+    own_tests = None if tests is None else pack(tests, who="test set").to(**place)
+    of = list(range(len(train)) if groups is None else groups)
+    _check_everyone(len(train), own, own_tests, of)
+    others = ((goal, "the target"), (held_out, "the test set"), (own, "validation"), (own_tests, "the test sets"))
+    for part, who in others:
         if part is not None and part.columns[0].shape[1:] != train.columns[0].shape[1:]:
             raise UsageError(
                 f"the rows of {who} have shape {tuple(part.columns[0].shape[1:])}, those of the clients "
@@ -94,14 +125,30 @@ def weighting(
     outputs = _outputs(task, train.client(0))
     if task.loss_by_row is cross_entropy:
         task = Supervised.of(model, loss, l2=l2, classes=outputs)
-    for part, who in ((train, "the clients"), (goal, "the target"), (held_out, "the test set")):
+    for part, who in ((train, "the clients"), *others):
         if part is not None:
             check_labels(task, part.columns[-1], who)
     _check_loss(task, train.client(0))
-    train, goal, held_out = (None if part is None else _prepared(model, part) for part in (train, goal, held_out))
+    train = _prepared(model, train)
+    goal, held_out, own, own_tests = (
+        None if part is None else _prepared(model, part) for part in (goal, held_out, own, own_tests)
+    )
     shard = None if goal is None else Shard(task, None, goal.client(0))
     rows = None if held_out is None else held_out.client(0)
-    return Weighting(task, train, shard, model.start, rows, friends=friends, **more)
+    known = None if groups is None else torch.tensor(of, device=device)
+    judged_on = None if own_tests is None else own_tests.shared_by(torch.tensor(of, device=device))
+    return Weighting(task, train, shard, model.start, rows, own, friends=friends, tests=judged_on, groups=known, **more)
+
+
+def _check_everyone(clients: int, valid: Stack | None, tests: Stack | None, groups: list[int]) -> None:
+    """Every client needs validation rows, a group, and test rows if there are some."""
+    if valid is not None and len(valid) != clients:
+        raise UsageError(f"there are {len(valid)} validation sets for {clients} clients; give one a client.")
+    if len(groups) != clients:
+        raise UsageError(f"there are {len(groups)} group numbers for {clients} clients; give one a client.")
+    if tests is not None and len(tests) != max(groups) + 1:
+        of = "clients; give one a client" if max(groups) + 1 == clients else "groups; give one a group"
+        raise UsageError(f"there are {len(tests)} test sets for {max(groups) + 1} {of}.")
 
 
 def _prepared(model: FlatModel, part: Stack) -> Stack:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
@@ -19,12 +19,15 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from coterie.experiment.build import Parts
 from coterie.experiment.tune import Trial
+from coterie.numerics import clusters
 from coterie.problems.view import View
 
 HEADLINES = (
+    ("personal_accuracy", "mean personal accuracy"),
     ("test_accuracy", "test accuracy"),
     ("balanced_accuracy", "balanced accuracy"),
     ("validation_accuracy", "validation accuracy"),
@@ -34,6 +37,8 @@ HEADLINES = (
 )
 ALL_CLIENTS = 20
 BAR = 24
+WIDEST_MAP = 40  # more clients than this are shown by their clusters only
+SHADES = ((4.0, "█", "cyan"), (2.0, "▓", "cyan"), (1.0, "▒", "cyan"), (0.5, "░", "dim cyan"), (0.0, "·", "dim"))
 
 
 def headline(final: dict[str, Any]) -> tuple[str, str]:
@@ -93,6 +98,75 @@ def weights_table(
     return table
 
 
+def matrix_map(weights: list[list[float]], clusters: list[list[int]]) -> Text:
+    """Who learns from whom: a row a target, a column a client, both by clusters; the darker, the more weight.
+
+    Shades are by powers of two of the equal share 1/K, so that small and large weights are told apart at any K.
+    """
+    order = [k for cluster in clusters for k in cluster]
+    equal, cell = 1.0 / len(order), 2 if len(order) <= 30 else 1
+    label = max(len("target"), len(str(len(order) - 1)))
+
+    def line(head: str, cells: dict[int, tuple[str, str]], tail: str = "") -> Text:
+        text = Text(f"{head:>{label}} ")
+        for i, cluster in enumerate(clusters):
+            text.append("│" if i else "", style="dim")
+            for k in cluster:
+                text.append(cells[k][0].ljust(cell) if len(cells[k][0]) == 1 else cells[k][0], style=cells[k][1])
+        return text.append(tail)
+
+    lines = []
+    for digit in range(len(str(len(order) - 1)) - 1, -1, -1):  # column numbers stand upright
+        numbers = {k: (str(k // 10**digit % 10) if k >= 10**digit or not digit else " ", "dim") for k in order}
+        lines.append(line("" if digit else "target", numbers))
+    for i, cluster in enumerate(clusters):
+        if i:
+            lines.append(Text(" " * (label + 1) + "┼".join("─" * cell * len(other) for other in clusters), style="dim"))
+        for target in cluster:
+            shades = {k: next((s * cell, c) for t, s, c in SHADES if weights[target][k] >= t * equal) for k in order}
+            lines.append(line(str(target), shades, f"  {sum(weights[target][k] for k in cluster):.2f}"))
+    steps = ["under ½", "½", "1", "2", "4 or more equal shares"]
+    legend = "  ".join(f"{shade} {step}" for (_, shade, _), step in zip(reversed(SHADES), steps, strict=True))
+    return Text("\n").join([*lines, Text(f"{legend}; right: inside the cluster", style="dim")])
+
+
+def clusters_table(weights: list[list[float]], clusters: list[list[int]], *, most: int = ALL_CLIENTS) -> Table:
+    """Who belongs together, and how much of its members' weight stays there; the largest clusters if they are many."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cluster", justify="right")
+    table.add_column("clients", justify="right")
+    table.add_column("weight inside", justify="right")
+    table.add_column("of that, own", justify="right")
+    table.add_column("who")
+    shown = sorted(range(len(clusters)), key=lambda c: -len(clusters[c]))[:most] if len(clusters) > most else None
+    for c, cluster in enumerate(clusters):
+        if shown is not None and c not in shown:
+            continue
+        inside = sum(weights[i][k] for i in cluster for k in cluster) / len(cluster)
+        own = sum(weights[i][i] for i in cluster) / len(cluster)
+        table.add_row(str(c), str(len(cluster)), f"{inside:.3f}", f"{own:.3f}", ranges(cluster))
+    if shown is not None:
+        table.add_row("", "", "", "", f"… and {len(clusters) - most} more", style="dim")
+    return table
+
+
+def ranges(numbers: list[int]) -> str:
+    """Ascending numbers for people: 0–4, 7."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1][1:] = [n]
+        else:
+            runs.append([n])
+    return ", ".join("–".join(map(str, run)) for run in runs)
+
+
+def matrix_report(weights: list[list[float]], clusters: list[list[int]]) -> Group:
+    """The map, where it can be read, and the clusters."""
+    picture = [matrix_map(weights, clusters), Text()] if len(weights) <= WIDEST_MAP else []
+    return Group(*picture, clusters_table(weights, clusters))
+
+
 def comparison_table(summary: dict[str, Any]) -> Table:
     """The learned model beside its baselines, by the first headline measure that all of them have."""
     rows = [(summary["method"], summary), *summary.get("baselines", {}).items()]
@@ -114,7 +188,10 @@ def comparison_table(summary: dict[str, Any]) -> Table:
 
 def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None:
     """What a run ends with on the screen."""
-    if summary["weights"]:
+    if "clusters" in summary:
+        console.print("\n[bold]Who learns from whom[/bold]")
+        console.print(matrix_report(summary["weights"], summary["clusters"]))
+    elif summary["weights"]:
         console.print()
         console.print(weights_table(summary["weights"], summary.get("friends"), title="[bold]Who helped[/bold]"))
         if "friends_weight" in summary["final"]:
@@ -169,8 +246,12 @@ class LiveDisplay:
             return
         self._bar.update(self._task, completed=line["round"], measure=f"{label} {value}")
         if view.weights is not None and not self.is_baseline:
-            heaviest = weights_table(view.weights.tolist(), self._friends, most=8)
-            self._live.update(Group(self._bar, Text(), heaviest))
+            self._live.update(Group(self._bar, Text(), self._weights(view.weights)))
+
+    def _weights(self, weights: Tensor) -> RenderableType:
+        if weights.dim() == 1:
+            return weights_table(weights.tolist(), self._friends, most=8)
+        return matrix_report(weights.tolist(), clusters(weights))
 
     def ended(self, summary: dict[str, Any]) -> None:
         """Close the display."""

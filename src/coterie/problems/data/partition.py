@@ -1,5 +1,6 @@
 """How labelled rows are dealt to clients: row numbers by client, equal in number; what is left over is dropped."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -30,7 +31,26 @@ def shards(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tenso
     return [cut[mine].reshape(-1) for mine in deal]
 
 
-PARTITIONS: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {"iid": iid, "shards": shards}
+def by_class(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
+    """Exactly `classes` classes a client, neighbours on a ring of all classes, and equally many rows of each."""
+    count = int(labels.max()) + 1
+    if classes > count:
+        raise UsageError(f"there are {count} classes, not {classes}; lower problem.classes.")
+    ring = draw.phase("ring").permutation(count)
+    holds = ring[(torch.arange(clients)[:, None] + torch.arange(classes)) % count].tolist()  # [clients][classes]
+    holders = Counter(c for mine in holds for c in mine)
+    order = draw.phase("rows").permutation(len(labels))
+    rows = {c: order[labels[order] == c] for c in holders}
+    each = min(_share(len(rows[c]), holders[c], "holders of one class") for c in holders)
+    pieces = {c: iter(rows[c][: each * holders[c]].view(-1, each)) for c in holders}
+    return [torch.cat([next(pieces[c]) for c in mine]) for mine in holds]
+
+
+PARTITIONS: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {
+    "iid": iid,
+    "shards": shards,
+    "classes": by_class,
+}
 
 
 def partition(name: str, labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:

@@ -37,11 +37,9 @@ class FlatModel:
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
         """Named views into θ."""
-        views, offset = {}, 0
-        for name, shape, length in self._layout:
-            views[name] = theta[offset : offset + length].view(shape)
-            offset += length
-        return views
+        # one split, not a slice for each: the derivative of a slice is a vector as long as θ
+        parts = torch.split(theta, [length for _, _, length in self._layout])
+        return {name: part.view(shape) for (name, shape, _), part in zip(self._layout, parts, strict=True)}
 
     def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """The module's output at θ."""
@@ -80,6 +78,13 @@ class FlatModel:
         """θ as the module's ordinary named parameters, for saving."""
         values = dict(self._module.named_parameters()) | self.unflatten(theta)
         return {name: value.detach().clone() for name, value in values.items()}
+
+    def state_dicts(self, thetas: Tensor) -> dict[str, Tensor]:
+        """One model a row, named `client_0.name` …; parameters that are not trained are saved once."""
+        names = {name for name, _, _ in self._layout}
+        fixed = {n: t for n, t in self.state_dict(self.start).items() if n not in names}
+        rows = [(f"client_{k}", self.unflatten(theta.detach())) for k, theta in enumerate(thetas)]
+        return fixed | {f"{client}.{name}": value.clone() for client, row in rows for name, value in row.items()}
 
     def module(self, theta: Tensor) -> nn.Module:
         """An ordinary module with these parameters."""

@@ -1,6 +1,8 @@
 """Networks by name. Each takes the shape of one input and the number of outputs."""
 
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from math import prod
 
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from coterie.errors import UsageError, unknown
 from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
+from coterie.problems.models.resnet import resnet18_layers
 
 
 def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -64,6 +67,44 @@ def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
 
 
+def small_cnn(shape: tuple[int, ...], outputs: int, width: int = 32, norm: bool = False) -> nn.Module:
+    """Three 3 × 3 convolutions of 32, 64 and 64 channels, each with max pooling, and a hidden layer of 64.
+
+    With another width for the first, the others are twice that; with norm, each convolution has batch norm.
+    """
+    channels, rows, columns = _image(shape, "small-cnn", smallest=8)
+    wide = 2 * width
+    layers: list[nn.Module] = []
+    for before, after in ((channels, width), (width, wide), (wide, wide)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), *([BatchStatisticsNorm2d(after)] if norm else [])]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    pooled = wide * (rows // 8) * (columns // 8)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(pooled, wide), nn.ReLU(), nn.Linear(wide, outputs))
+
+
+def conv4(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The network of 'FedSep': three 3 × 3 convolutions and a 2 × 2 one of 32 kernels (64 for colour), then one linear.
+
+    The paper names no pooling; here each of the first three halves an image of at least 4 pixels.
+    """
+    channels, height, width = _image(shape, "conv4", smallest=4)
+    kernels, before = 32 if channels == 1 else 64, channels
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Conv2d(before, kernels, 3, padding=1), nn.ReLU()]
+        if min(height, width) >= 4:
+            layers.append(nn.MaxPool2d(2))
+            height, width = height // 2, width // 2
+        before = kernels
+    flat = kernels * (height - 1) * (width - 1)
+    return nn.Sequential(*layers, nn.Conv2d(kernels, kernels, 2), nn.ReLU(), nn.Flatten(), nn.Linear(flat, outputs))
+
+
+def resnet18(shape: tuple[int, ...], outputs: int, width: int = 64) -> nn.Module:
+    """ResNet-18 for small images; its first stage has `width` channels."""
+    return resnet18_layers(_image(shape, "resnet18", smallest=8)[0], outputs, width)
+
+
 def _image(shape: tuple[int, ...], model: str, smallest: int) -> tuple[int, int, int]:
     """Channels, height and width, or why this model cannot take such inputs."""
     if len(shape) != 3:
@@ -80,18 +121,27 @@ def _image(shape: tuple[int, ...], model: str, smallest: int) -> tuple[int, int,
     return channels, height, width
 
 
-MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
     "cnn": cnn,
     "lenet5": lenet5,
+    "small-cnn": small_cnn,
+    "small-cnn-norm": partial(small_cnn, norm=True),
+    "conv4": conv4,
+    "resnet18": resnet18,
+    "resnet18-narrow": partial(resnet18, width=16),  # a sixteenth of the parameters and of the work
 }
 
 
-def build(name: str, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, width: int | None = None) -> nn.Module:
     """A fresh network, its initial parameters fixed by the seed; the global generator is left as it was."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
+    options = {} if width is None else {"width": width}
+    if options and "width" not in signature(MODELS[name]).parameters:
+        wide = ", ".join(other for other, make in MODELS.items() if "width" in signature(make).parameters)
+        raise UsageError(f"model {name} has no width to choose; leave problem.width out, or use one of {wide}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name](shape, outputs)
+        return MODELS[name](shape, outputs, **options)

@@ -1,0 +1,136 @@
+"""FedAvg with a robust mean of the local walks in place of the plain one: baselines against Byzantine clients.
+
+    krum               the walk nearest to most others (Blanchard et al. 2017)
+    multi-krum         the mean of the best of them by that score
+    coordinate-median  the median by coordinate (Yin et al. 2018)
+    trimmed-mean       the mean by coordinate without the f smallest and largest
+    geometric-median   the point of least distance to all, by smoothed Weiszfeld steps (RFA, Pillutla et al. 2022)
+
+x⁺ = x + A({x_k − x}); with local_steps = 1 that is x − γ A({∇L_k(x)}), because each A commutes with scalings. The
+assumed number of attackers f is a count or a share; where fewer clients answer than are needed to bear f, it is lowered
+to what they can bear. They presume that the honest majority agrees: strangers among them are no attackers to be found.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.works import sgd_walk
+from coterie.numerics import Draw, robust
+from coterie.problems.byzantine import Attackers, head_count
+from coterie.problems.parameters import BatchSize, Count, Positive
+from coterie.problems.view import View
+
+Aggregate = Callable[[Tensor], Tensor]
+
+
+class RobustState(NamedTuple):
+    """The common model."""
+
+    x: Tensor
+
+
+class Walk(NamedTuple):
+    """How clients walk: step γ, steps, batch."""
+
+    step: float
+    steps: int
+    batch: int | str
+
+
+def aggregated(name: str, aggregate: Aggregate, walk: Walk, check: Callable[[int], None] | None = None) -> Method:
+    """The method of an aggregate, checked against the number of clients before the first round."""
+
+    def init(problem: Any, n: int) -> RobustState:
+        if check is not None:
+            check(n)
+        return RobustState(problem.start)
+
+    def round(fed: Federation, s: RobustState, draw: Draw) -> RobustState:
+        X, _ = fed.gather(sgd_walk, s.x, draw=draw.phase("walk"), **walk._asdict())
+        return RobustState(s.x + aggregate(X - s.x))
+
+    return Method(name, init, round, lambda s: View(s.x))
+
+
+class Bearable(NamedTuple):
+    """How many attackers a rule bears: `per` clients for each of them and `more` beside."""
+
+    attackers: int | float
+    per: int
+    more: int
+
+    def among(self, n: int) -> int:
+        """f among n answers, lowered to what they can bear."""
+        return max(0, min(head_count(self.attackers, n), (n - self.more) // self.per))
+
+    def check(self, name: str) -> Callable[[int], None]:
+        """Refuses a number of clients that cannot bear f."""
+
+        def check(n: int) -> None:
+            f = head_count(self.attackers, n)
+            if self.per * f + self.more > n:
+                least, most = self.per * f + self.more, (n - self.more) // self.per
+                remedy = f"lower method.attackers to at most {most}" if most > 0 else "take another method"
+                raise UsageError(
+                    f"{name} bears {f} attackers (method.attackers = {self.attackers:g}) only among {least} clients or "
+                    f"more, and there are {n}; {remedy}."
+                )
+
+        return check
+
+
+@validated
+def krum(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2) -> Method:
+    """The one walk with the n − f − 2 nearest neighbours; 2f + 3 ≤ n. One round."""
+    f = Bearable(attackers, 2, 3)
+    walk = Walk(step, local_steps, batch)
+    return aggregated("krum", lambda X: robust.multi_krum(X, f.among(len(X)), 1), walk, f.check("krum"))
+
+
+@validated
+def multi_krum(
+    *,
+    step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch: BatchSize = 20,
+    attackers: Attackers = 0.2,
+    keep: Count | None = None,
+) -> Method:
+    """The mean of the `keep` best walks by Krum's score, n − f unless told; 2f + 3 ≤ n. One round."""
+    f = Bearable(attackers, 2, 3)
+
+    def aggregate(X: Tensor) -> Tensor:
+        bad = f.among(len(X))
+        return robust.multi_krum(X, bad, keep or len(X) - bad)
+
+    return aggregated("multi-krum", aggregate, Walk(step, local_steps, batch), f.check("multi-krum"))
+
+
+@validated
+def coordinate_median(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20) -> Method:
+    """The median by coordinate. One round."""
+    return aggregated("coordinate-median", robust.coordinate_median, Walk(step, local_steps, batch))
+
+
+@validated
+def trimmed_mean(
+    *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2
+) -> Method:
+    """The mean by coordinate without the f smallest and the f largest; 2f < n. One round."""
+    f = Bearable(attackers, 2, 1)
+    walk = Walk(step, local_steps, batch)
+    return aggregated("trimmed-mean", lambda X: robust.trimmed_mean(X, f.among(len(X))), walk, f.check("trimmed-mean"))
+
+
+@validated
+def geometric_median(
+    *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, smoothing: Positive = 1e-6
+) -> Method:
+    """The geometric median, with smoothing ν. One round."""
+    walk = Walk(step, local_steps, batch)
+    return aggregated("geometric-median", lambda X: robust.geometric_median(X, smoothing=smoothing), walk)

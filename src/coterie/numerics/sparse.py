@@ -1,0 +1,29 @@
+"""Vectors with few entries, as they are sent: k values and k indices of four bytes each."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Sparse(NamedTuple):
+    """Values [..., k] and where they stand, [..., k] int32."""
+
+    values: Tensor
+    places: Tensor
+
+    def dense(self, dimension: int) -> Tensor:
+        """The vector [..., dimension]; entries that are not named are 0."""
+        zeros = self.values.new_zeros(*self.values.shape[:-1], dimension)
+        return zeros.scatter(-1, self.places.long(), self.values)
+
+    @staticmethod
+    def nothing(k: int, like: Tensor) -> "Sparse":
+        """A message of k zeros, at the first k places."""
+        return Sparse(like.new_zeros(k), torch.arange(k, dtype=torch.int32, device=like.device))
+
+
+def top_k(v: Tensor, k: int) -> Sparse:
+    """The k entries of largest magnitude. ‖v − top_k(v)‖² ≤ (1 − k/d) ‖v‖²."""
+    index = v.abs().topk(k, dim=-1).indices
+    return Sparse(v.gather(-1, index), index.to(torch.int32))

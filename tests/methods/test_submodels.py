@@ -1,0 +1,450 @@
+"""Methods on sub-models: what is trained, merged, moved and chosen; reductions to FedAvg; the problem and bad input."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from learners import federation, play
+from torch import Tensor
+
+from coterie.errors import NoClients, UsageError
+from coterie.experiment.build import assemble
+from coterie.experiment.config import load
+from coterie.experiment.loop import run_rounds
+from coterie.federation import Each, Federation, Shard, Static
+from coterie.methods import (
+    ds_fl,
+    fed_et,
+    fedavg,
+    feddf,
+    feddst,
+    federated_dropout,
+    fedrolex,
+    fedsep_submodel,
+    flash,
+    heterofl,
+    homogeneous,
+    zerofl,
+)
+from coterie.methods.carving import Part, asked, merged
+from coterie.methods.distilling import Distillation, distilled, soft_cross_entropy
+from coterie.methods.fed_et import verdict
+from coterie.methods.fedsep_submodel import decoded_mask, on_budget
+from coterie.methods.flash import _kept
+from coterie.methods.thinning import counts, densest, size
+from coterie.methods.works import gradient
+from coterie.numerics import Draw
+from coterie.problems import Context
+from coterie.problems.registry import problem_entry
+from coterie.problems.submodels import SubModels, among_present, submodels
+from coterie.problems.task import cross_entropy
+
+WIDE = Context(0, torch.float64)
+SMALL: dict[str, Any] = {"clients": 6, "rows": 10, "width": 8, "test": 60, "public": 40}
+STEPS: dict[str, Any] = {"step": 0.05, "local_steps": 2}
+
+
+def a_problem(context: Context = WIDE, **settings: Any) -> SubModels:
+    return submodels(context, **{**SMALL, "capacities": [1.0, 0.5, 0.25], **settings})
+
+
+def sizes(problem: SubModels, levels: Tensor | None = None) -> list[int]:
+    """Parameters of each client's sub-model."""
+    by_level = [problem.task.anatomy.parameters(share) for share in problem.task.shares]
+    return [by_level[level] for level in (problem.levels if levels is None else levels).tolist()]
+
+
+# ---- merging
+
+
+def test_overlapping_parts_by_hand():
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    common = Part(torch.tensor([0, 1]), torch.tensor([[1.0, 1.0], [3.0, 5.0]]))
+    own = Part(torch.tensor([[1, 2], [2, 4]]), torch.tensor([[3.0, 1.0], [2.0, 1.0]]))
+    assert merged(x, [common, own]).tolist() == [3.0, 5.0, 4.5, 4.0, 6.0]
+    assert merged(x, [common, own], everyone=True).tolist() == [2.0, 4.25, 3.75, 4.0, 5.25]
+
+
+def test_the_order_of_clients_does_not_matter_and_what_nobody_trained_keeps_every_bit():
+    draw = Draw.of(0)
+    x = draw.phase("x").normal(50, dtype=torch.float64)
+    index = draw.phase("places").client(torch.arange(8)).subset(40, 9)
+    change = draw.phase("change").normal(8, 9, dtype=torch.float64)
+    once = merged(x, [Part(index, change)])
+    order = list(range(8))
+    random.Random(0).shuffle(order)
+    parts = [Part(index[order[:3]], change[order[:3]]), Part(index[order[3:]], change[order[3:]])]
+    torch.testing.assert_close(merged(x, parts), once, rtol=1e-12, atol=1e-12)
+    untouched = torch.ones(50, dtype=torch.bool).index_fill(0, index.reshape(-1), False)
+    assert int(untouched.sum()) > 10
+    assert torch.equal(once[untouched], x[untouched])
+    assert bool((once[~untouched] != x[~untouched]).all())
+
+
+@pytest.mark.parametrize(
+    "method", [heterofl, federated_dropout, fedrolex, zerofl, feddst, fedsep_submodel, homogeneous]
+)
+def test_full_capacity_everywhere_is_fedavg(method):
+    problem = a_problem(capacities=[1.0])
+    settings = {**STEPS, "batch": "all"}
+    ours = play(method(**settings), problem, 3).x
+    torch.testing.assert_close(ours, play(fedavg(**settings), problem, 3).x, rtol=1e-9, atol=1e-10)
+
+
+def test_one_client_trains_its_window_and_nothing_else():
+    problem = a_problem(capacities=[0.25])
+    cut, fed = problem.task.anatomy, federation(problem, count=1)
+    method = fedrolex(**STEPS)
+    s = method.init(problem, 6)._replace(rounds=3)
+    x = method.round(fed.begin(1, Draw.of(0)), s, Draw.of(0)).x
+    inside = torch.zeros(len(x), dtype=torch.bool).index_fill(0, cut.index(cut.window(0.25, 3), 0.25), True)
+    assert torch.equal(x[~inside], problem.start[~inside])
+    assert float((x[inside] != problem.start[inside]).double().mean()) > 0.5
+
+
+def test_heterofl_by_hand():
+    """Two levels: a walk in the smaller network with the first kernels, one in the whole, and means where both are."""
+    problem = a_problem(capacities=[1.0, 0.5], scalers=False)
+    task, cut, x = problem.task, problem.task.anatomy, problem.start
+    index, n = cut.index(cut.first(0.5), 0.5), 6
+    total, holders = torch.zeros_like(x), torch.zeros_like(x)
+    for k, level in enumerate(problem.levels.tolist()):
+        rows, places = problem.train.client(k), index if level == 1 else torch.arange(len(x))
+        theta = x[places]
+        for _ in range(2):
+            theta = theta - 0.05 * task.at(level).full_gradient(theta, rows)
+        total[places] += theta - x[places]
+        holders[places] += 1
+    expected = x + total / holders
+    assert sorted(set(problem.levels.tolist())) == [0, 1]
+    s = play(heterofl(**STEPS, batch="all"), problem, 1)
+    torch.testing.assert_close(s.x, expected)
+    assert n > int(holders.min()) > 0
+
+
+def test_small_groups_that_fail_do_not_stop_a_round():
+    problem = a_problem()
+    fed = federation(problem)
+
+    def ask(key: str, some: Federation) -> str:
+        if key == "bad":
+            raise NoClients("nobody")
+        return key
+
+    groups = {"bad": torch.tensor([0, 1]), "good": torch.tensor([3]), "none": torch.tensor([], dtype=torch.int64)}
+    assert asked(fed, groups, ask) == ["good"]
+    with pytest.raises(NoClients, match="any capacity"):
+        asked(fed, {"bad": torch.tensor([0])}, ask)
+
+
+# ---- traffic
+
+
+@pytest.mark.parametrize("method", [heterofl, federated_dropout, fedrolex])
+def test_sub_models_are_billed_and_all_capacities_are_one_round(method):
+    problem = a_problem(Context(0, torch.float32))
+    assert len(set(sizes(problem))) > 1
+    fed = federation(problem)
+    play(method(**STEPS), problem, 3, fed=fed)
+    total = fed.ledger.total
+    assert total.rounds == 3
+    assert total.floats_up == total.floats_down == 3 * sum(sizes(problem))
+    assert total.bytes_up == 4 * total.floats_up
+
+
+def test_fedsep_is_sent_the_whole_model_only_to_decode():
+    problem = a_problem(Context(0, torch.float32))
+    d, kernels, fed = len(problem.start), problem.task.anatomy.kernels, federation(problem)
+    partial = [k for k, level in enumerate(problem.levels.tolist()) if problem.task.shares[level] < 1.0]
+    method = fedsep_submodel(**STEPS, decode_steps=2, refresh=2)
+    s = play(method, problem, 1, fed=fed)
+    first = fed.ledger.total
+    assert first.rounds == 1
+    assert first.floats_down == 6 * d
+    assert first.floats_up == sum(sizes(problem)) + len(partial) * kernels
+    assert s.decoded[partial].tolist() == [0] * len(partial)
+    draw = Draw.of(1).round(1)
+    masks, s = s.masks, method.round(fed.begin(2, draw), s, draw)
+    assert fed.ledger.total.floats_down - first.floats_down == sum(sizes(problem))
+    assert torch.equal(s.masks, masks)
+    s = method.round(fed.begin(3, draw), s, draw)
+    assert s.decoded[partial].tolist() == [2] * len(partial)
+    assert fed.ledger.total.rounds == 3
+    shares = problem.task.shares
+    counted = [sum(problem.task.anatomy.counts(shares[level])) for level in problem.levels.tolist()]
+    assert s.masks.sum(1).tolist() == counted
+
+
+def test_soft_labels_are_all_that_ds_fl_moves():
+    problem = a_problem(Context(0, torch.float32))
+    fed = federation(problem)
+    s = play(ds_fl(**STEPS, public_rows=30, distil_steps=2), problem, 2, fed=fed)
+    assert fed.ledger.total.floats_up == 2 * 6 * 30 * 10
+    assert fed.ledger.total.floats_down == 2 * 6 * (30 * 10 + 2 * 30)
+    torch.testing.assert_close(s.labels.sum(1), torch.ones(30))
+
+
+def test_parts_of_a_federation_are_one_round_together():
+    problem = a_problem()
+    fed = federation(problem)
+    groups = {"a": torch.tensor([0, 4]), "nobody": torch.tensor([9]), "b": torch.tensor([2])}
+    assert [(key, some.ids.tolist()) for key, some in fed.parts(groups)] == [("a", [0, 4]), ("b", [2])]
+    rows = Each(torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64), ids=torch.tensor([0, 2, 4]))
+    assert rows.of(torch.tensor([4, 0])).tolist() == [[3.0], [1.0]]
+    before = fed.ledger.total
+    answered = [some.gather(gradient, problem.start, draw=Draw.of(0), batch=2).ids for _, some in fed.parts(groups)]
+    assert [ids.tolist() for ids in answered] == [[0, 4], [2]]
+    assert fed.ledger.total.rounds - before.rounds == 1
+    assert fed.ledger.total.floats_up == 3 * len(problem.start)
+
+
+# ---- FedSep's decode
+
+
+def test_decode_finds_the_kernels_that_matter():
+    """Half of the hidden units of a trained perceptron are cut off from its outputs: they are not chosen."""
+    problem = a_problem(model="mlp", width=None, clients=2, classes=10, rows=100, capacities=[0.5], public=0)
+    cut, rows = problem.task.anatomy, problem.train.client(0)
+    theta = problem.start
+    for _ in range(60):
+        theta = theta - 0.5 * problem.task.full_gradient(theta, rows)
+    dead = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:32]
+    theta = torch.where(torch.isin(cut.feeder, dead) & (cut.owner == cut.kernels), 0.0, theta)
+    knobs = {"decode_step": 0.01, "decode_steps": 10, "decode_batch": "all", "decay": 0.01, "resource": 10.0}
+    static = Static(level=0, width=16, **knobs)
+    mask = decoded_mask(Shard(problem.task, rows, None), theta, static, Draw.of(0))
+    assert int(mask.sum()) == 32
+    assert int(mask[dead].sum()) <= 8  # a few of the others do nothing either
+    alive, by_chance = ~torch.isin(torch.arange(64), dead), cut.top(0.5, Draw.of(1).uniform(64))
+    chosen, best, chance = (float(problem.task.full_loss(cut.gated(theta, a), rows)) for a in (mask, alive, by_chance))
+    assert chosen < 1.02 * best < 0.85 * chance
+
+
+def test_masks_start_on_the_budget():
+    cut = a_problem().task.anatomy
+    whole = float(cut.work(torch.ones(cut.kernels)))
+    for share in (0.5, 0.25, 0.0625):
+        a = on_budget(cut, share)
+        assert float(cut.work(torch.full((cut.kernels,), a, dtype=torch.float64))) == pytest.approx(share * whole)
+
+
+def test_masks_follow_the_data():
+    """Two clients with the same model and capacity, but other classes, choose other kernels."""
+    problem = a_problem(capacities=[0.5], clients=5)
+    s = play(fedsep_submodel(**STEPS), problem, 1)
+    assert len({tuple(mask) for mask in s.masks.tolist()}) > 1
+
+
+def test_the_printed_mean_is_over_all_active_clients():
+    problem = a_problem(capacities=[0.5, 0.25])
+    settings = {**STEPS, "batch": "all", "decode_batch": "all", "decode_steps": 2}
+    by_holders, by_all = (play(fedsep_submodel(**settings, average=a), problem, 1) for a in ("holders", "active"))
+    cut, shares = problem.task.anatomy, problem.task.shares
+    held = torch.zeros_like(problem.start)
+    for k, level in enumerate(problem.levels.tolist()):
+        held[cut.index(by_all.masks[k], shares[level])] += 1
+    torch.testing.assert_close(by_all.x - problem.start, (by_holders.x - problem.start) * held / 6)
+    assert 0 < float(held.mean()) < 6
+
+
+# ---- bounds
+
+
+def test_the_smallest_network_is_kept_within_the_whole_one():
+    problem = a_problem()
+    task, cut = problem.task, problem.task.anatomy
+    s = play(homogeneous(**STEPS, size="smallest"), problem, 2)
+    index = cut.index(cut.first(0.25), 0.25)
+    outside = torch.ones(len(s.x), dtype=torch.bool).index_fill(0, index, False)
+    assert bool((s.x[outside] == 0).all())
+    inputs = problem.test.all().inputs
+    torch.testing.assert_close(task.model(s.x, inputs), task.at(2, scaled=False).model(s.x[index], inputs))
+    start = homogeneous().init(problem, 6).x[index]
+    fresh = task.at(2, scaled=False).model.unflatten(start)
+    ratio = float(fresh["4.weight"].std() / task.model.unflatten(problem.start)["4.weight"].std())
+    assert 1.6 < ratio < 2.4, "a quarter of the inputs: weights twice as large"
+
+
+# ---- sparse weights
+
+
+def test_densest_keeps_what_it_is_told():
+    cut = a_problem().task.anatomy
+    kept = counts(cut, 0.25)
+    score = Draw.of(0).uniform(3, len(cut.owner))
+    mask = densest(cut, score, kept)
+    weights = [s for s in cut.segments if s.is_weight]
+    for (start, stop, _), count in zip(weights, kept, strict=True):
+        assert count == round(0.25 * (stop - start))
+        assert mask[:, start:stop].sum(1).tolist() == [count] * 3
+        worst = torch.where(mask, score, 2.0)[:, start:stop].amin(1)
+        assert bool((worst >= torch.where(mask, -1.0, score)[:, start:stop].amax(1)).all())
+    assert mask.sum(1).tolist() == [size(cut, kept)] * 3
+    nested = densest(cut, score, counts(cut, 0.5))
+    assert bool((mask <= nested).all())
+
+
+def test_zerofl_moves_the_largest_weights_only():
+    problem = a_problem(capacities=[0.25])
+    cut = problem.task.anatomy
+    fed = federation(problem, count=1)
+    method = zerofl(**STEPS, extra=0.05)
+    s = method.round(fed.begin(1, Draw.of(0)), method.init(problem, 6), Draw.of(0))
+    told = size(cut, counts(cut, 0.3))
+    assert fed.ledger.total.floats_up == 2 * told  # values and indices
+    assert 0 < int((s.x != problem.start).sum()) <= told
+    weights = torch.cat([torch.arange(a, b) for a, b, is_weight in cut.segments if is_weight])
+    moved = (s.x != problem.start)[weights]
+    assert float(s.x[weights][moved].abs().median()) > float(s.x[weights][~moved].abs().median())
+
+
+def test_feddst_moves_its_masks_and_keeps_their_sizes():
+    problem = a_problem(capacities=[0.5, 0.25])
+    cut = problem.task.anatomy
+    method = feddst(**STEPS, readjust=2, change=0.4, until=10)
+    states = [play(method, problem, rounds) for rounds in (0, 1, 2)]
+    expected = [size(cut, counts(cut, share)) for share in (0.5, 0.25)]
+    for s in states:
+        assert s.masks.sum(1).tolist() == expected
+        assert bool((s.masks[1] <= s.masks[0]).all())
+        assert bool((s.x[~s.masks[0]] == 0).all())
+    assert torch.equal(states[0].masks, states[1].masks)
+    assert not torch.equal(states[1].masks, states[2].masks)
+    grown = states[2].masks[0] & ~states[0].masks[0]
+    assert bool((states[2].x[grown] != 0).all())
+
+
+def test_flash_fixes_densities_in_its_first_round():
+    problem = a_problem(capacities=[0.5, 0.125])
+    cut, fed = problem.task.anatomy, federation(problem)
+    s = play(flash(**STEPS), problem, 1, fed=fed)
+    tensors = sum(part.is_weight for part in cut.segments)
+    assert fed.ledger.total.floats_up == 6 * tensors
+    kept = [_kept(cut, share, s.sensitivity) for share in (0.5, 0.125)]
+    weights = [part.stop - part.start for part in cut.segments if part.is_weight]
+    assert abs(sum(kept[0]) - 0.5 * sum(weights)) <= tensors
+    assert abs(sum(kept[1]) - 0.125 * sum(weights)) <= tensors
+    assert all(small <= large for large, small in zip(*kept, strict=True))
+    largest = densest(cut, problem.start.abs(), kept[0])
+    torch.testing.assert_close(s.x, problem.start * largest)
+    later = play(flash(**STEPS), problem, 3)
+    assert bool((later.x[~largest] == 0).all())
+    assert torch.equal(later.sensitivity, s.sensitivity)
+
+
+# ---- distillation
+
+
+def test_a_verdict_by_hand():
+    logits = torch.tensor([[[4.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]], [[0.0, 0.0, 2.0]]])
+    alpha = torch.tensor([4.0, 1.0, 1.0]) / 6  # variances go with the squares
+    found = verdict(logits)
+    assert found.labels.tolist() == [0]
+    assert found.divided.tolist() == [True]
+    torch.testing.assert_close(found.others, torch.tensor([[0.0, 1.0, 1.0]]).softmax(-1))
+    assert float((alpha[:, None] * logits[:, 0]).sum(0)[0]) > 1
+    agreed = verdict(torch.tensor([[[1.0, 0.0]], [[3.0, 1.0]]]))
+    assert agreed.divided.tolist() == [False]
+
+
+def test_a_student_learns_what_it_is_told():
+    problem = a_problem()
+    task = problem.task
+    inputs = task.public[torch.arange(32).view(1, 32).repeat(30, 1)]
+    labels = (10 * torch.nn.functional.one_hot(torch.arange(32) % 10, 10).double()).softmax(-1)
+    how = Distillation(1e-2, 30, 32, "adam")
+    theta = distilled(task, problem.start, inputs, [labels] * 30, soft_cross_entropy, how)
+    before, after = (float(soft_cross_entropy(task.model(x, inputs[0]), labels)) for x in (problem.start, theta))
+    assert after < before - 0.5
+
+
+@pytest.mark.parametrize("method", [feddf, fed_et])
+def test_networks_of_a_level_are_averaged_and_stay_within_it(method):
+    problem = a_problem(capacities=[1.0, 0.25])
+    cut = problem.task.anatomy
+    fed = federation(problem)
+    s = play(method(**STEPS, distil_steps=2, distil_rows=8), problem, 2, fed=fed)
+    outside = torch.ones(len(problem.start), dtype=torch.bool)
+    outside[cut.index(cut.first(0.25), 0.25)] = False
+    assert bool((s.models[1][outside] == 0).all())
+    assert not torch.equal(s.models[1], method(**STEPS).init(problem, 6).models[1])
+    assert fed.ledger.total.floats_up == 2 * sum(sizes(problem))
+    assert fed.ledger.total.rounds == 2
+
+
+def test_methods_that_distil_need_public_rows():
+    settings = {"problem.public": 0, "problem.clients": 6, "run.method": "feddf", "run.problem": "submodels"}
+    with pytest.raises(UsageError, match="feddf needs public"):
+        assemble(load(sets=settings))
+
+
+# ---- the problem
+
+
+def test_the_problem_is_what_it_says():
+    problem = a_problem(classes=3, rows=9, clients=20)
+    for k in range(20):
+        labels = problem.train.client(k).all().labels
+        assert len(labels.unique()) == 3
+        assert labels.bincount(minlength=10).max() == 3
+    assert problem.offers >= {"gradient", "submodels", "public"}
+    assert len(problem.task.public) == 40
+    assert [size.share for size in problem.sizes] == [1.0, 0.5, 0.25]
+    assert sum(size.clients for size in problem.sizes) == 20
+    assert problem.sizes[0].parameters == len(problem.start)
+    again, other = (a_problem(Context(seed)) for seed in (0, 1))
+    assert torch.equal(again.levels, a_problem(Context(0)).levels)
+    assert not torch.equal(again.train.columns[0], other.train.columns[0])
+    seen = {row.numpy().tobytes() for row in problem.train.columns[0]}
+    assert not seen & {row.numpy().tobytes() for row in problem.task.public}
+
+
+def test_the_masked_loss_asks_about_the_classes_at_hand():
+    outputs = Draw.of(0).normal(4, 5)
+    labels = torch.tensor([1, 3, 3, 1])
+    torch.testing.assert_close(among_present(outputs, labels), cross_entropy(outputs[:, [1, 3]], (labels == 3).long()))
+    every = torch.tensor([0, 1, 2, 3, 4])
+    torch.testing.assert_close(
+        among_present(outputs[:1].repeat(5, 1), every), cross_entropy(outputs[:1].repeat(5, 1), every)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"capacities": [1.0, 0.01]}, r"capacity of 0\.01 leaves layer 0 none of its 8 kernels.*problem\.width"),
+        ({"capacities": []}, "capacities is empty"),
+        ({"model": "logistic", "width": None}, "no hidden layer"),
+        ({"model": "lenet5"}, "lenet5 has no width"),
+        ({"classes": 11}, "10 classes, not 11"),
+        ({"rows": 1}, "rows = 1 is less than one row of each"),
+        ({"public": 1800}, "public = 1800 leaves none"),
+        ({"clients": 5000}, "cannot be dealt"),
+    ],
+)
+def test_bad_input(settings, text):
+    with pytest.raises(UsageError, match=text):
+        a_problem(**settings)
+
+
+@pytest.mark.parametrize("capacity", [0.0, 1.5])
+def test_a_capacity_is_a_share(capacity):
+    with pytest.raises(UsageError, match="capacities"):
+        load(sets={"run.method": "heterofl", "run.problem": "submodels", "problem.capacities": [capacity]})
+
+
+def test_methods_need_sub_models():
+    assert problem_entry("submodels").make is submodels
+    with pytest.raises(UsageError, match=r"heterofl needs submodels.*friends offers"):
+        assemble(load(sets={"run.method": "heterofl", "run.problem": "friends"}))
+
+
+def test_sub_models_learn_what_the_smallest_cannot():
+    """The figure, small: after some rounds the whole model beats the network that everybody can afford."""
+    found = {}
+    for method in ("heterofl", "homogeneous"):
+        sets = {"run.method": method, "run.problem": "submodels", "run.rounds": 15, "run.record": 15, "run.threads": 1}
+        sets |= {"problem.clients": 10, "problem.classes": 5, "method.step": 0.1, "federation.mode": "vmap"}
+        found[method] = run_rounds(assemble(load(sets=sets)), None).summary["final"]["test_accuracy"]
+    assert found["heterofl"] > found["homogeneous"] + 0.2
