@@ -1,0 +1,75 @@
+"""The application that commands are registered on, its entry point, and what commands share."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.errors import CoterieError
+
+app = typer.Typer(
+    name="coterie",
+    help="Federated learning that learns whom to learn from.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+CTRL_C = 130  # what typer makes of it
+
+ConfigFile = Annotated[Path | None, typer.Argument(help="A configuration file; what it leaves out has defaults.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any setting, for example method.step=0.1.")
+]
+
+
+def print_rows(rows: list[dict[str, Any]], json: bool, columns: tuple[str, ...] = ()) -> None:
+    """A table for people, of some columns if they are named, or JSON."""
+    if json:
+        print(jsonlib.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    shown = columns or (tuple(rows[0]) if rows else ())
+    for column in shown:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row[column]) for column in shown))
+    Console(highlight=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def new_folder(*words: str) -> Path:
+    """runs/word-word-word, with a number behind it if that is taken."""
+    base = Path("runs") / "-".join(words)
+    folder, count = base, 1
+    while folder.exists():
+        count += 1
+        folder = base.with_name(f"{base.name}-{count}")
+    return folder
+
+
+def main() -> None:
+    """The entry point: an error of the user's is one paragraph on standard error, never a traceback."""
+    try:
+        app(prog_name="coterie")
+    except CoterieError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != CTRL_C:
+            raise
+        print("error: stopped by the user.", file=sys.stderr)
+        sys.exit(1)

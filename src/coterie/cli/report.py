@@ -1,0 +1,55 @@
+"""Results people can look at: report, watch."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.app import Json, app, new_folder
+from coterie.errors import RunError
+
+
+@app.command(epilog="Example: coterie report runs/first")
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Result folders; several are compared.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to; by default DIR itself, for several a new folder under runs/.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write report.html, which opens offline, and its charts as SVG files; print where they are."""
+    from coterie.report.page import write
+    from coterie.report.results import read_all
+
+    runs, complaints = read_all(folders)
+    for complaint in complaints:
+        print(f"left out: {complaint}", file=sys.stderr)
+    if not runs:
+        raise RunError("there is nothing to report: none of the folders could be read.")
+    place = out or (folders[0] if len(folders) == 1 else new_folder("report"))
+    page = write(place, runs, complaints)
+    if json:
+        found = {"report": str(page), "plots": str(place / "plots"), "runs": len(runs), "left_out": complaints}
+        print(jsonlib.dumps(found, indent=2))
+    else:
+        print(f"The report is in {page}, its charts as SVG in {place / 'plots'}.")
+
+
+@app.command(epilog="Example: coterie watch runs/first --port 8080")
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The result folder of a run that goes on.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    until_end: Annotated[bool, typer.Option("--until-end", help="Stop when the run has ended.")] = False,
+) -> None:
+    """Show the report live, in a browser on this machine. Ctrl-C ends it; the run goes on."""
+    from coterie.report.watch import watch as serve
+
+    def tell(address: str) -> None:
+        print(f"Open {address} in a browser of this machine; Ctrl-C ends watching.", flush=True)
+
+    try:
+        serve(folder, port, tell, until_end=until_end)
+    except KeyboardInterrupt:
+        print("\nno longer watching; the run is not touched.")

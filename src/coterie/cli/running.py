@@ -1,0 +1,113 @@
+"""Runs: run, resume, tune."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.errors import UsageError
+
+
+@app.command(epilog="Example: coterie run --method meritfed --problem friends --rounds 200 --out runs/first")
+def run(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="See `coterie list methods`.")] = None,
+    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where clients live: local.")] = None,
+    set_: Sets = None,
+    json: Json = False,
+    force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
+) -> None:
+    """Train with the clients, learn their weights, and show who helped.
+
+    With nothing else: digits at 15 clients, of which 5 are the target's friends.
+    """
+    from coterie.experiment import config as configuration
+    from coterie.experiment.run import run as run_experiment
+
+    given = {"method": method, "problem": problem, "rounds": rounds, "seed": seed, "engine": engine}
+    flags = {f"run.{key}": value for key, value in given.items() if value is not None}
+    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    folder = out or new_folder(resolved.run.problem, resolved.run.method, str(resolved.run.seed))
+    _show(lambda watch: run_experiment(resolved, folder, watch, force=force), folder, json)
+
+
+@app.command(epilog="Example: coterie resume runs/first")
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The result folder of the interrupted run.")], json: Json = False
+) -> None:
+    """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
+    from coterie.experiment.run import resume as resume_experiment
+
+    _show(lambda watch: resume_experiment(folder, watch), folder, json)
+
+
+@app.command(
+    epilog="Example: coterie tune --problem groups --method bilevel --grid method.step=0.05,0.02 --out runs/tuned"
+)
+def tune(
+    config: ConfigFile = None,
+    method: Annotated[str | None, typer.Option(help="See `coterie list methods`.")] = None,
+    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE.KEY=A,B,C", help="Values to try; by default the method's published grid."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How long each combination runs.")] = 5,
+    seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
+    set_: Sets = None,
+    json: Json = False,
+    force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
+) -> None:
+    """Try a grid of settings for a few rounds; the best validation accuracy wins. Then: coterie run OUT/best.toml."""
+    from coterie.experiment import config as configuration
+    from coterie.experiment.tune import parse_grid
+    from coterie.experiment.tune import tune as run_grid
+    from coterie.methods.registry import method_entry
+    from coterie.report.terminal import TuneDisplay, console_for
+
+    given = {"method": method, "problem": problem, "seed": seed}
+    flags = {f"run.{key}": value for key, value in given.items() if value is not None}
+    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    values = parse_grid(grid or [], configuration.parse_sets) or method_entry(resolved.run.method).grid
+    if not values:
+        raise UsageError(f"{resolved.run.method} has no published grid; give values with --grid method.step=0.1,0.05.")
+    folder = out or new_folder("tune", resolved.run.problem, resolved.run.method)
+    with TuneDisplay(console_for(json)) as display:
+        result = run_grid(resolved, values, folder, rounds=rounds, jobs=jobs, force=force, report=display.report)
+        display.end(result, str(folder))
+    if json:
+        print(jsonlib.dumps(result, indent=2))
+
+
+def _show(start: Any, folder: Path, json: bool) -> None:
+    """Run with a display, then print the summary; the exit code tells whether the run finished."""
+    from coterie.report.terminal import LiveDisplay, console_for, show_summary
+
+    console = console_for(json)
+    displays: list[LiveDisplay] = []
+
+    def watch(name: str, is_baseline: bool) -> LiveDisplay:
+        displays.append(LiveDisplay(console, name, is_baseline=is_baseline))
+        return displays[-1]
+
+    try:
+        summary = start(watch)
+    finally:
+        for display in displays:
+            display.close()
+    if json:
+        print(jsonlib.dumps(summary, indent=2))
+    elif summary["outcome"] == "finished":
+        if not any(display.ran for display in displays):
+            console.print(f"{summary['method']} has done all its {summary['rounds']} rounds; nothing was left to run.")
+        show_summary(console, summary, str(folder))
+    if summary["outcome"] != "finished":
+        raise typer.Exit(1)
