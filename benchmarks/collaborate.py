@@ -29,6 +29,7 @@ METHODS = {  # column: method and settings; those that walk as FedAvg does get t
     "fedavg": ("fedavg", WALK),
     "local-train": ("local-train", WALK),
     "ditto": ("ditto", [*WALK, "method.penalty=0.1"]),
+    "ditto, weak pull": ("ditto", [*WALK, "method.penalty=0.01"]),
     "pfedme": ("pfedme", ["method.penalty=15", "method.inner_step=0.1", "method.inner_steps=5"]),
     "groups known": ("collaborate", [*WALK, "method.mirror=off", "method.start=groups"]),
 }

@@ -40,7 +40,7 @@ METHODS: dict[str, Callable[[int], tuple[str, list[str]]]] = {
     "fedsep-redraw": lambda p: ("fedsep-redraw", [f"method.size={p}"]),
     "top-k": lambda p: ("top-k", [f"method.k={p // 2}"]),
     "top-k, dense down": lambda p: ("top-k", [f"method.k={p // 2}", 'method.down="dense"']),
-    "count-sketch": lambda p: ("count-sketch", [f"method.columns={p}", f"method.k={p // 2}"]),
+    "count-sketch": lambda p: ("count-sketch", [f"method.columns={p}", f"method.k={p // 2}", "method.server_step=0.3"]),
     "uncompressed": lambda p: ("uncompressed", []),
 }
 FIGURE = ("fedsep", "fedsep-redraw", "top-k", "top-k, dense down", "count-sketch")
@@ -97,12 +97,14 @@ def memory(options: argparse.Namespace) -> None:
     values += ["run.threads=1", "method.decode_steps=2", "method.encode_steps=2", "federation.mode=sequential"]
     command = ["run", "--problem", "sketch", "--method", "fedsep", "--rounds", str(options.rounds), "--force"]
     start = perf_counter()
-    coterie([*command, "--out", str(options.out)], values)
+    said = coterie([*command, "--out", str(options.out)], values)
+    if said:
+        raise SystemExit(said)
     peak = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    parameters = json.loads((options.out / "ledger.json").read_text())["total"]
+    moved = json.loads((options.out / "ledger.json").read_text())["total"]
     print(
         f"fedsep on {options.data}, p = {options.size}, {options.sketch}, {options.rounds} rounds: "
-        f"peak {peak / 2**30:.2f} GiB (limit 4), {perf_counter() - start:.0f} s, {parameters['bytes_up']} bytes up"
+        f"peak {peak / 2**30:.2f} GiB (limit 4), {perf_counter() - start:.0f} s, {moved['bytes_up']} bytes up"
     )
     write(options.json, {"data": options.data, "size": options.size, "sketch": options.sketch, "peak_bytes": peak})
     if peak > LIMIT:

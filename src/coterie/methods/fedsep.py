@@ -14,7 +14,7 @@ minus sign that Enc = −∂θ/∂x needs; here it is there.
 
 The server step: Enc carries the share p/d of a gradient, so η_g = 1 hardly moves for p ≪ d. For a random projection P
 on p dimensions ‖P∇²fP‖ is about (p λ₁ + tr ∇²f)/d, so the largest stable step is d/(p + r) times the uncompressed one,
-r = tr ∇²f/λ₁. The default takes r = 100 and is never below 1. For β > 0 the derivative has the factor d/p in it
+r = tr ∇²f/λ₁. The default takes r = 200 and is never below 1. For β > 0 the derivative has the factor d/p in it
 already, and the default is 1.
 """
 
@@ -35,7 +35,7 @@ from coterie.problems.parameters import BatchSize, Count, NonNegative, Positive
 from coterie.problems.view import View
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-CURVED = 100  # r: about how many directions a network's loss curves in
+CURVED = 200  # r: about how many directions a network's loss curves in
 SHARE = 20  # the default size is one number for so many parameters
 
 

@@ -29,7 +29,7 @@ def sketch(
     draw = Draw.of(context.seed).phase("sketch")
     (x, y), held_out = source(data, test, draw.phase("test part"))
     mean, deviation = x.mean(), x.std()
-    x, x_test = (x - mean) / deviation, (held_out.x - mean) / deviation
+    x, x_test = (t.sub_(mean).div_(deviation) for t in (x, held_out.x))  # fresh copies, and large
     dealt = parts_of(partition, y, clients, classes, draw.phase("partition"))
     return weighting(
         [(x[rows], y[rows]) for rows in dealt],
