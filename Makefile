@@ -22,7 +22,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --json runs/bench.json
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("coterie needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

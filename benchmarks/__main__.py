@@ -1,130 +1,90 @@
-"""`make bench`: coterie beside a plain per-client PyTorch loop doing the same arithmetic. Ratios within one run.
+"""`make bench`: rounds of coterie beside the same rounds by other code, and how they grow. JSON and a table.
 
-The two sides alternate and medians are compared, so that other load on the machine hits both alike. Prints a table and,
-with --json FILE, writes the figures.
+python -m benchmarks [W1 W5 …] [--repeats N] [--threads N] [--quick] [--json FILE] [--no-curves] [--compiled]
 """
 
 import argparse
 import json
-import statistics
+import platform
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from coterie.federation import Federation, LocalEngine
-from coterie.methods.works import gradient, sgd_walk
-from coterie.numerics import Draw
-from coterie.problems import Weighting, weighting
-from coterie.problems.models import FlatModel
+from benchmarks.speed import scaling, workloads
+from benchmarks.speed.measure import Workload, matmul_rate, measure, table
 
-Side = Callable[[], Tensor]
-
-
-def random_problem(net: nn.Module, shape: tuple[int, ...], clients: int, rows: int) -> Weighting:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(clients, rows, *shape, generator=generator)
-    y = torch.randint(0, 10, (clients, rows), generator=generator)
-    return weighting([(x[k], y[k]) for k in range(clients)], (x[0], y[0]), FlatModel(net), "cross_entropy")
-
-
-def loop_walk(net: nn.Module, problem: Weighting, steps: int, batch: int, step: float) -> Tensor:
-    """What research code does: copy the model, walk, add to the average; one client after the other."""
-    total = torch.zeros_like(problem.start)
-    for k in range(problem.clients):
-        rows = problem.train.client(k)
-        parameters = list(net.parameters())
-        with torch.no_grad():
-            nn.utils.vector_to_parameters(problem.start.clone(), parameters)
-        for index in Draw.of(0).phase("walk").client(k).batches(rows.count, batch, steps):
-            some = rows.take(index)
-            loss = nn.functional.cross_entropy(net(some.inputs), some.labels)
-            gradients = torch.autograd.grad(loss, parameters)
-            with torch.no_grad():
-                for p, g in zip(parameters, gradients, strict=True):
-                    p -= step * g
-        total += nn.utils.parameters_to_vector(parameters).detach() / problem.clients
-    return total
+WORKLOADS: dict[str, Callable[[bool], Workload]] = {
+    "W1": workloads.w1,
+    "W1o": workloads.w1_outer,
+    "W2": workloads.w2,
+    "W3": workloads.w3,
+    "W4": workloads.w4,
+    "W5": workloads.w5,
+    "W5b": partial(workloads.w5, pixels=28),
+    "W5c": workloads.w5_cnn,
+    "W6": workloads.w6,
+}
+COMPILED = ("W1", "W1o", "W3")  # where run.compile may pay
 
 
-def loop_gradients(net: nn.Module, problem: Weighting) -> Tensor:
-    out = []
-    for k in range(problem.clients):
-        parameters = list(net.parameters())
-        with torch.no_grad():
-            nn.utils.vector_to_parameters(problem.start.clone(), parameters)
-        rows = problem.train.client(k).all()
-        loss = nn.functional.cross_entropy(net(rows.inputs), rows.labels)
-        out.append(torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)]))
-    return torch.stack(out)
+def machine(threads: int, rate: float) -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "threads": threads,
+        "matmul_gflops": rate / 1e9,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
-def compare(name: str, ours: Side, theirs: Side, repeats: int) -> dict[str, float | str]:
-    """Medians of alternating runs, after one of each to warm up; the two results must agree."""
-    difference = float((ours() - theirs()).abs().max())
-    if difference > 1e-4:
-        raise SystemExit(f"{name}: the two sides differ by {difference:g}; the comparison would mean nothing")
-    seconds: dict[str, list[float]] = {"ours": [], "loop": []}
-    for _ in range(repeats):
-        for side, run in (("ours", ours), ("loop", theirs)):
-            start = perf_counter()
-            run()
-            seconds[side].append(perf_counter() - start)
-    ours_ms, loop_ms = (1e3 * statistics.median(seconds[side]) for side in ("ours", "loop"))
-    return {"workload": name, "coterie_ms": ours_ms, "loop_ms": loop_ms, "ratio": loop_ms / ours_ms}
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
-def logistic() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Rounds of coterie beside others.")
+    parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(WORKLOADS)}; all by default")
+    parser.add_argument("--repeats", type=int, default=7, help="alternating runs of every side")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="small sizes: do all sides agree?")
+    parser.add_argument("--compiled", action="store_true", help="run.compile as one more side")
+    parser.add_argument("--no-curves", action="store_true")
+    parser.add_argument("--json", type=Path, help="where the figures are written, after every workload")
+    options = parser.parse_args(arguments)
+    unknown = set(options.workloads) - set(WORKLOADS)
+    if unknown:
+        parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    torch.set_num_threads(options.threads)
+    rate = matmul_rate()
+    found: dict[str, Any] = {"machine": machine(options.threads, rate), "workloads": []}
+    for name in options.workloads or WORKLOADS:
+        more = {"compiled": True} if options.compiled and name in COMPILED else {}
+        result = measure(WORKLOADS[name](options.quick, **more), options.repeats, rate)
+        found["workloads"].append(result)
+        print(table([result]), flush=True)
+        _write(found, options.json)
+    if not options.no_curves:
+        small = ((10, 20), (10**3,)) if options.quick else (scaling.CLIENTS, scaling.PARAMETERS)
+        found["curves"] = scaling.curves(*small)
+        found["start_up"] = scaling.start_up(1 if options.quick else 3)
+        print(scaling.text(found["curves"]))
+        print(
+            f"coterie --help: {found['start_up']['cpu_s']:.2f} CPU s, {found['start_up']['wall_s']:.2f} s on the wall"
+        )
+        _write(found, options.json)
+    return found
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def walk_workload(name: str, net: nn.Module, clients: int, repeats: int) -> dict[str, float | str]:
-    problem = random_problem(net, (1, 8, 8), clients, 100)
-    fed = Federation.on(LocalEngine(problem.task, problem.train, None, problem.target))
-    walk = {"steps": 5, "batch": 20, "step": 0.1}
-    return compare(
-        name,
-        lambda: fed.mean(sgd_walk, problem.start, draw=Draw.of(0).phase("walk"), **walk),
-        lambda: loop_walk(net, problem, **walk),
-        repeats,
-    )
-
-
-def gradient_workload(name: str, net: nn.Module, clients: int, repeats: int) -> dict[str, float | str]:
-    problem = random_problem(net, (1, 8, 8), clients, 100)
-    fed = Federation.on(LocalEngine(problem.task, problem.train, None, problem.target))
-    return compare(
-        name,
-        lambda: fed.gather(gradient, problem.start, draw=Draw.of(0), batch="all").rows,
-        lambda: loop_gradients(net, problem),
-        repeats,
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    results = [
-        walk_workload("FedAvg round, logistic regression, 15 clients", logistic(), 15, options.repeats),
-        walk_workload("FedAvg round, logistic regression, 500 clients", logistic(), 500, options.repeats),
-        walk_workload("FedAvg round, MLP 64-64-10, 15 clients", mlp(), 15, options.repeats),
-        gradient_workload("all gradients, MLP 64-64-10, 15 clients", mlp(), 15, options.repeats),
-    ]
-    print(f"{'workload':50} {'coterie ms':>11} {'plain loop ms':>14} {'ratio':>7}")
-    for row in results:
-        print(f"{row['workload']:50} {row['coterie_ms']:11.2f} {row['loop_ms']:14.2f} {row['ratio']:7.1f}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+def _write(found: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from hashlib import sha256
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells start background jobs so; our children must hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # sums depend on it in the last bit, and small work only waits for threads
 

@@ -15,12 +15,24 @@ from coterie.methods.registry import METHODS
 
 SOURCE = Path(coterie.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-ORDER = ("errors", "numerics", "federation", "problems", "methods", "experiment", "report", "cli")
+ORDER = (
+    "errors",
+    "numerics",
+    "federation",
+    "problems",
+    "methods",
+    "experiment",
+    "report",
+    "flower",
+    "ray_engine",
+    "nvflare_engine",
+    "cli",
+)
 LEVEL = {name: level for level, name in enumerate(ORDER)}
 LEVEL |= {"facade": LEVEL["cli"], "__init__": LEVEL["cli"] + 1, "__main__": LEVEL["cli"] + 1}
 
 # CIFAR-10 is published as a pickle: its loader may derive from the Unpickler, to refuse everything but plain data
-READS_PICKLES = {"problems/data/cifar.py": {"Unpickler", "UnpicklingError"}}
+READS_PICKLES = {"problems/data/cifar.py": {"_Unpickler", "UnpicklingError"}}
 
 
 def name_of(path: Path) -> str:

@@ -21,7 +21,9 @@ class RunError(CoterieError):
 
 
 class NoClients(RunError):
-    """Nobody answered in a phase; the round is skipped and counted."""
+    """Nobody answered in a phase; the round is skipped and counted. `state` is what it leaves even so, if anything."""
+
+    state: object = None
 
 
 class PlacementError(CoterieError):

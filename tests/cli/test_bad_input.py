@@ -265,7 +265,7 @@ def test_ctrl_c_fails_with_1_and_says_how_to_go_on(
 
 
 def test_ctrl_c_before_anything_began(coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(config: Any) -> None:
+    def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("coterie.experiment.run.assemble", interrupted)

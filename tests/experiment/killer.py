@@ -1,6 +1,7 @@
 """Starts coterie's command line again and again and kills it. Torch is imported once; every start is a fork.
 
     killer.py random COUNT SEED TOTAL FOLDER -- ARGUMENTS OF RUN     at random moments, then lets it finish
+    killer.py signals COUNT SEED TOTAL FOLDER -- ARGUMENTS OF RUN    the same with SIGKILL, SIGTERM and SIGINT in turn
     killer.py points STRIDE FOLDER -- ARGUMENTS OF RUN               at every STRIDE-th step of writing, a folder each
 
 Prints JSON: what was killed and where.
@@ -63,9 +64,16 @@ def progress(folder: Path) -> int:
     return newest
 
 
-def kill_at_random(count: int, seed: int, total: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
+def signal_at_random(count: int, seed: int, total: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
+    every = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    return kill_at_random(count, seed, total, folder, arguments, every)
+
+
+def kill_at_random(
+    count: int, seed: int, total: int, folder: Path, arguments: list[str], signals: tuple[int, ...] = (signal.SIGKILL,)
+) -> dict[str, Any]:
     chance = random.Random(seed)
-    kills, half_written, rounds = 0, 0, []
+    kills, half_written, rounds, codes = 0, 0, [], []
     for target in sorted(chance.sample(range(total * 3 // 4), count)):
         before, pid, born = progress(folder), start(command(folder, arguments), folder), time.monotonic()
         while progress(folder) < max(target, before + 1) and ended_not(pid):
@@ -73,13 +81,18 @@ def kill_at_random(count: int, seed: int, total: int, folder: Path, arguments: l
                 break
             time.sleep(0.001)
         time.sleep(chance.uniform(0.0, 0.05))
-        os.kill(pid, signal.SIGKILL)
-        if ended(pid, wait=True) == -signal.SIGKILL:
+        number = signals[len(codes) % len(signals)]
+        os.kill(pid, number)
+        if number != signal.SIGKILL and chance.random() < 0.5:  # impatient users press Ctrl-C twice
+            time.sleep(chance.uniform(0.0, 0.01))
+            os.kill(pid, number)
+        codes.append([number, ended(pid, wait=True)])
+        if codes[-1][1] == -signal.SIGKILL:
             kills += 1
         half_written += any(True for _ in folder.rglob(".*.tmp"))
         rounds.append(progress(folder))
     code = ended(start(command(folder, arguments), folder), wait=True)
-    return {"kills": kills, "half_written": half_written, "rounds": rounds, "code": code}
+    return {"kills": kills, "half_written": half_written, "rounds": rounds, "code": code, "codes": codes}
 
 
 def ended_not(pid: int) -> bool:
@@ -126,5 +139,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     cut = sys.argv.index("--")
     mode, *numbers, where = sys.argv[1:cut]
-    work = kill_at_random if mode == "random" else kill_at_points
+    work = {"random": kill_at_random, "signals": signal_at_random, "points": kill_at_points}[mode]
     print(json.dumps(work(*map(int, numbers), Path(where), sys.argv[cut + 1 :])))

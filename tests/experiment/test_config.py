@@ -79,6 +79,9 @@ def test_values_of_set_are_toml_or_else_text() -> None:
         'method.mirror="smd"',
         "run.baselines=['fedavg']",
         "method.step = 1e-2",
+        "method.cap=.5",
+        "method.outer_step=-5.e-3",
+        "problem.target=.csv",
     ]
     assert parse_sets(pairs) == {
         "run.rounds": 5,
@@ -86,6 +89,9 @@ def test_values_of_set_are_toml_or_else_text() -> None:
         "method.mirror": "smd",
         "run.baselines": ["fedavg"],
         "method.step": 0.01,
+        "method.cap": 0.5,
+        "method.outer_step": -0.005,
+        "problem.target": ".csv",
     }
     with pytest.raises(UsageError, match="no '='"):
         parse_sets(["run.rounds"])

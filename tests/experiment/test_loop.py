@@ -215,8 +215,8 @@ def interrupt_at(count: int, point: str, config: Config, folder: Path, *, after:
         if owner is None:
             build = experiment.assemble
 
-            def assemble_interrupted(config: Config) -> Parts:
-                parts = build(config)
+            def assemble_interrupted(config: Config, *more: Any) -> Parts:
+                parts = build(config, *more)
                 return parts._replace(method=replace(parts.method, round=interrupted(parts.method.round)))
 
             patch.setattr(experiment, "assemble", assemble_interrupted)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.federation import Call, Federation, LocalEngine, Static, faster_mode, pack, work
+from coterie.federation import Call, Federation, LocalEngine, Static, faster_mode, local, pack, reduce, work
 from coterie.federation.reduce import BlockedSum
 from coterie.methods.works import gradient, sgd_walk
 from coterie.numerics import Draw
@@ -263,3 +263,42 @@ def test_a_missing_target_is_explained(shards):
 def test_a_chunk_has_at_least_one_client(shards):
     with pytest.raises(UsageError, match=r"federation\.chunk must be at least 1, not 0"):
         federation(shards((4, 4), IMAGE), network("logistic"), chunk=0)
+
+
+def test_clients_that_lie_side_by_side_are_seen_without_a_copy(shards):
+    train = pack(shards((3,) * 5, IMAGE))
+    views = train.views(torch.tensor([1, 2, 3]))
+    assert [tuple(v.shape) for v in views] == [(3, 3, *IMAGE), (3, 3)]
+    assert views[0].data_ptr() == train.columns[0][3:].data_ptr()
+    assert torch.equal(views[1][2], train.client(3).all().labels)
+    assert train.views(torch.tensor([1, 3])) == ()
+    assert train.views(torch.tensor([1, 1])) == ()
+    assert pack(shards((3, 4), IMAGE)).views(torch.tensor([0, 1])) == ()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_large_rows_are_summed_in_turn_whatever_the_chunks(monkeypatch, weighted):
+    monkeypatch.setattr(reduce, "LARGE", 3)
+    rows = Draw.of(1).normal(40, 5, dtype=torch.float64)
+    weights = Draw.of(2).uniform(40, dtype=torch.float64) if weighted else None
+    before, totals = rows.clone(), []
+    for chunk in (1, 7, 40):
+        total = BlockedSum()
+        for start in range(0, 40, chunk):
+            some = slice(start, start + chunk)
+            total.add(rows[some], None if weights is None else weights[some])
+        totals.append(total.total())
+    assert all(torch.equal(one, totals[0]) for one in totals)
+    assert torch.equal(rows, before)
+    torch.testing.assert_close(totals[0], rows.sum(0) if weights is None else weights @ rows)
+
+
+def test_large_results_are_handed_on_at_once(shards, monkeypatch):
+    fed = federation(shards((4,) * 5, IMAGE), network("logistic"), mode="sequential")
+    theta = start(fed)
+    call = Call(gradient, theta, None, Static(batch="all"), DRAW)
+    (whole,) = fed.engine.execute(call, fed.ids)
+    monkeypatch.setattr(local, "LARGE", 2 * theta.nbytes)
+    parts = list(fed.engine.execute(call, fed.ids))
+    assert [part.ids.tolist() for part in parts] == [[0, 1], [2, 3], [4]]
+    assert torch.equal(torch.cat([part.values for part in parts]), whole.values)

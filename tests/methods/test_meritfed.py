@@ -392,3 +392,20 @@ def test_the_default_asks_for_all_held_out_rows():
     fed = federation(problem)
     ask = Judge("validation", "all").at(fed, 0, Draw.of(0))
     torch.testing.assert_close(ask(goal_gradient, problem.start, 0), gradients(problem, problem.start)[1])
+
+
+@pytest.mark.parametrize("data", ["validation", "train"])
+def test_a_quadratic_loss_at_the_server_is_asked_once_for_all_mirror_steps(data):
+    problem = means()
+    method = meritfed(step=0.5, mirror_step=3.0, mirror_steps=20, data=data)
+    found, asked = play(method, problem, 2), replace(problem.task, quadratic=False)
+    plain = replace(problem, task=asked, target=replace(problem.target, task=asked))
+    expected = play(method, plain, 2)
+    torch.testing.assert_close(found.w, expected.w, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.x, expected.x, rtol=1e-9, atol=1e-12)
+    assert float((found.w - uniform(problem.clients, like=found.w)).abs().max()) > 0.01
+
+
+def test_a_target_that_is_a_client_is_asked_every_time():
+    asked = ledger(means(), meritfed(mirror_steps=7), target=0)["goal_gradient"]
+    assert asked.rounds == 7

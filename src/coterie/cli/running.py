@@ -7,7 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.engines import engine_of, launcher
 from coterie.errors import UsageError
+
+Superlink = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="An existing Flower federation, by its name in Flower's configuration."),
+]
 
 
 @app.command(epilog="Example: coterie run --method meritfed --problem friends --rounds 200 --out runs/first")
@@ -18,7 +24,8 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Where clients live: local.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where clients live: local, flower, nvflare, ray.")] = None,
+    superlink: Superlink = None,
     set_: Sets = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
@@ -34,16 +41,31 @@ def run(
     flags = {f"run.{key}": value for key, value in given.items() if value is not None}
     resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
     folder = out or new_folder(resolved.run.problem, resolved.run.method, str(resolved.run.seed))
+    if resolved.run.engine != "local":
+        launch = launcher(resolved.run.engine)
+        options = {"superlink": superlink, "json": json}
+        _show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
+        return
+    if superlink is not None:
+        raise UsageError("--superlink is for --engine flower; add that, or leave it out.")
     _show(lambda watch: run_experiment(resolved, folder, watch, force=force), folder, json)
 
 
 @app.command(epilog="Example: coterie resume runs/first")
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The result folder of the interrupted run.")], json: Json = False
+    folder: Annotated[Path, typer.Argument(help="The result folder of the interrupted run.")],
+    superlink: Superlink = None,
+    json: Json = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
+    from coterie.experiment.config import load
     from coterie.experiment.run import resume as resume_experiment
 
+    if (engine := engine_of(folder)) != "local":
+        launch, config = launcher(engine), load(folder / "config.toml")
+        options = {"superlink": superlink, "json": json}
+        _show(lambda watch: launch(config, folder, watch, force=False, resume=True, options=options), folder, json)
+        return
     _show(lambda watch: resume_experiment(folder, watch), folder, json)
 
 

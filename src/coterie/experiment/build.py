@@ -1,19 +1,24 @@
 """From a configuration to live objects: problem, method, federation; misfits are explained before the first round."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import blake2b
+from math import isfinite
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from coterie.errors import UsageError
-from coterie.experiment.config import Config, FederationTable
+from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
     Attack,
     Attacked,
     Call,
     Federation,
+    Ledger,
     LocalEngine,
     Participation,
     Screening,
@@ -21,8 +26,14 @@ from coterie.federation import (
     faster_mode,
 )
 from coterie.federation.channel import Compression
+from coterie.federation.faults import Faults, Faulty
+from coterie.federation.local import Mode
+from coterie.federation.privacy import Mechanism, epsilon_sampled, library
+from coterie.federation.remote import Names, Node, Policy, RemoteEngine, Store, Transport, node_for
+from coterie.federation.work import lent
 from coterie.methods import Method
 from coterie.methods.compressed import compressed
+from coterie.methods.private import check_private, private
 from coterie.methods.registry import METHODS, method_entry
 from coterie.methods.works import gradient
 from coterie.numerics import Draw
@@ -32,7 +43,8 @@ from coterie.problems.task import Supervised
 
 MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE
-TYPICAL_BATCH = 32
+TYPICAL_BATCH = 64
+ONLY_SIMULATED = frozenset({"friends", "groups", "optimal-weights"})  # known to nobody in a real federation
 IN_WORDS = {"everyone": "validation rows of every client (problem.everyone=true; in Python, validation=[…])"}
 
 
@@ -45,24 +57,62 @@ class Parts(NamedTuple):
     fed: Federation
 
 
-def assemble(config: Config) -> Parts:
-    """Build what a configuration describes."""
+Network = Callable[[Config, Any], Transport]
+"""What makes a transport to the nodes of a problem, for engines other than the local one."""
+
+
+def make_problem(config: Config) -> Any:
+    """The problem that a configuration describes."""
     device = checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
-    context = Context(config.run.seed, dtype, device)
-    problem = problem_entry(config.run.problem).make(context, **config.problem)
-    if config.run.compile:
-        problem = compiled(problem, config.run.problem)
+    problem = problem_entry(config.run.problem).make(Context(config.run.seed, dtype, device), **config.problem)
+    return compiled(problem, config.run.problem) if config.run.compile else problem
+
+
+def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None, mode: Mode = "sequential") -> Node:
+    """The node of some clients of a configured problem, for trying a network out: it keeps their rows alone.
+
+    What clients remember is kept in the folder too, and shown to the server, for its records.
+    """
+    problem = make_problem(config)
+    target = problem.target if config.federation.target in clients else None
+    return node_for(problem, clients, target=target, mode=mode, store=Store(folder), shares_memory=True)
+
+
+def fitting(config: Config) -> tuple[Any, Method]:
+    """The problem and the method of a configuration, which fit each other and the engine."""
+    problem = make_problem(config)
     method = method_entry(config.run.method).make(**config.method)
     check_needs(method, problem, config.run.problem)
     for name in config.run.baselines or []:  # now, not when the run is over
         check_needs(method_entry(name).make(**config.for_baseline(name).method), problem, config.run.problem)
+    if config.run.engine != "local":
+        check_deployable(config, method, problem)
+        _check_table(problem, config.federation)
+        method.init(problem, problem.clients)  # before anything is started
+    return problem, method
+
+
+def assemble(config: Config, network: Network | None = None) -> Parts:
+    """Build what a configuration describes; run.engine other than local needs its network."""
+    problem, method = fitting(config)
     threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
+    if config.run.engine != "local":
+        if network is None:
+            raise UsageError(
+                f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}."
+            )
+        fed, chosen = federate_remotely(problem, config.federation, network(config, problem), run_name(config))
+        method.view(lent(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
+        return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
     with using_threads(threads):
         fed, chosen = federate(problem, config.federation)
+    if config.privacy.clip is not None:
+        method = hiding(method, problem, fed, config.privacy)
     if config.federation.compress != "none":
         table = config.federation
         method = compressed(method, fed, Compression(config.federation.compress, table.ratio, table.feedback))
+    fed = over_a_bad_line(fed, config.faults, config.run.seed)
     method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
     return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
 
@@ -96,15 +146,82 @@ def _threads(problem: Any) -> int:
     return 1 if work < SMALL_WORK else torch.get_num_threads()
 
 
-def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str, Any]]:
-    """The local federation of a problem, and the mode and chunk that were chosen for it."""
-    target = problem.target
+def check_deployable(config: Config, method: Method, problem: Any) -> None:
+    """Refuse what only a simulation can do, and say why."""
+    engine = config.run.engine
+    if known := method.needs & ONLY_SIMULATED:
+        raise UsageError(
+            f"{method.name} knows the {' and '.join(sorted(known))} in advance, which only a simulation can; "
+            f"run it with run.engine = local, or choose another method for {engine}."
+        )
+    attack: Attack | None = getattr(problem, "attack", None)
+    if attack is not None and attack.on_uploads:
+        raise UsageError(
+            f"problem.attack = {attack.name} alters replies, which nodes on {engine} do not do of their own accord; "
+            "use run.engine = local, or attack = label-flip, which alters data."
+        )
+    if config.privacy != PrivacyTable():
+        raise UsageError(
+            f"[privacy] is simulated with run.engine = local; nodes on {engine} would have to draw the noise "
+            "themselves, from what only they know, and do not. Leave it out."
+        )
+    if config.faults != FaultsTable():
+        raise UsageError(f"[faults] are simulated with run.engine = local; {engine} has real ones. Leave them out.")
+    if config.federation.compress != "none":
+        raise UsageError(
+            f"federation.compress works with run.engine = local; on {engine} use a method that sends little itself: "
+            "top-k, count-sketch, fedsep."
+        )
+
+
+def run_name(config: Config) -> str:
+    """The name by which nodes know a run; a resumed run has the same, whatever was settled by measurement since."""
+    run = ("run.method", "run.problem", "run.seed", "run.dtype")
+    kept = {k: v for k, v in config.settings().items() if k in run or k.startswith(("method.", "problem."))}
+    return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def federate_remotely(
+    problem: Any, table: FederationTable, transport: Transport, run: str, modules: tuple[str, ...] = ()
+) -> tuple[Federation, dict[str, Any]]:
+    """The federation of a problem whose clients are at nodes, connected. `modules` are one's own, with works."""
+    _check_table(problem, table)
+    engine = RemoteEngine(
+        transport,
+        problem.clients,
+        problem.task,
+        run=run,
+        target=problem.target,
+        target_at=table.target,
+        policy=Policy(table.timeout, table.retries, table.quorum, table.patience),
+        names=Names().with_modules(*modules),
+        device=problem.start.device,
+    )
+    engine.connect()
+    fed = Federation.on(
+        engine,
+        book=engine.book,
+        participation=Participation(table.active, table.count),
+        screening=Screening(table.norm, table.clip, table.trust),
+        target=table.target,
+    )
+    one_by_one = {"mode": "sequential" if table.mode == "auto" else table.mode, "chunk": 1}
+    return fed, getattr(transport, "chosen", None) or one_by_one
+
+
+def _check_table(problem: Any, table: FederationTable) -> None:
     if table.target != "server" and table.target >= problem.clients:
         raise UsageError(
             f"federation.target is client {table.target}, but there are clients 0 … {problem.clients - 1} only."
         )
     if table.count is not None and table.count > problem.clients:
         raise UsageError(f"federation.count = {table.count} exceeds the {problem.clients} clients; lower it.")
+
+
+def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str, Any]]:
+    """The local federation of a problem, and the mode and chunk that were chosen for it."""
+    target = problem.target
+    _check_table(problem, table)
     chunk = table.chunk if table.chunk != "auto" else _chunk(problem, table.memory)
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
     mode = table.mode if table.mode != "auto" else _mode(problem, engine)
@@ -113,10 +230,42 @@ def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str
     fed = Federation.on(
         engine if attack is None or not attack.on_uploads else Attacked(engine, attack),
         participation=Participation(table.active, table.count),
-        screening=Screening(table.norm, table.clip),
+        screening=Screening(table.norm, table.clip, table.trust),
         target=table.target,
     )
+    if getattr(problem, "spent", None) is not None:  # learning how to scale its rows has moved something too
+        fed.book.ledger = Ledger(problem.spent.by_cause)
     return fed, {"mode": mode, "chunk": chunk}
+
+
+def hiding(method: Method, problem: Any, fed: Federation, table: PrivacyTable) -> Method:
+    """The same method with private uploads; without the accountant, or if it sends what noise cannot hide, refused."""
+    if table.clip is None:
+        return method
+    if table.noise:
+        library()
+    hidden = private(method, fed, Mechanism(table.clip, table.noise), table.delta)
+    check_private(hidden, problem, fed)
+    return hidden
+
+
+def budget(config: Config, rounds: int, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run has spent of its privacy, for its summary; JSON has no infinity: None."""
+    table, federation = config.privacy, config.federation
+    probability = federation.active if federation.count is None else 1.0
+    sampled = epsilon_sampled(table.noise, rounds, seen["uploads_a_round"], table.delta, probability)
+    spent = {key: seen[key] for key in ("uploads", "uploads_a_round", "epsilon")}
+    return {**table.model_dump(), **spent, "epsilon_sampled": sampled if isfinite(sampled) else None}
+
+
+def over_a_bad_line(fed: Federation, table: FaultsTable, seed: int) -> Federation:
+    """The same federation with faults, if there are any; what clients say falsely from the start is noted."""
+    faults = Faults(**table.model_dump(), seed=seed)
+    if not faults.happen:
+        return fed
+    engine = Faulty(fed.engine, faults)
+    fed.book.events += [{"round": 0, "phase": "sizes", **lie} for lie in engine.lies()]
+    return replace(fed, engine=engine)
 
 
 def check_needs(method: Method, problem: Any, problem_name: str) -> None:

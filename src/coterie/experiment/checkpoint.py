@@ -18,14 +18,17 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.experiment.files import make_folder, tensor_bytes, write_atomically
-from coterie.federation.tree import Tree, named_leaves, tree_flatten, tree_unflatten
-from coterie.federation.work import Memory, held
+from coterie.federation.ledger import Ledger
+from coterie.federation.tree import Tree, mapped, named_leaves, tree_flatten, tree_unflatten
+from coterie.federation.work import Handle, Memory, held
 
 VERSION = 1
 KEEP = 2
-MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.baselines"} | {
+MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.baselines", "run.budget", "run.log"} | {
     "federation.chunk",  # the bits do not depend on it
     "federation.memory",
+    *(f"federation.{name}" for name in ("timeout", "retries", "quorum", "patience")),
+    *("engine.address", "engine.workers"),
 }
 
 
@@ -76,6 +79,11 @@ def load(folder: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tre
     )
 
 
+def available(folder: Path) -> bool:
+    """Whether there is something to go on with."""
+    return bool(_newest_first(folder))
+
+
 def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("[0-9]*.safetensors"), reverse=True) if folder.is_dir() else []
 
@@ -95,10 +103,19 @@ def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree
         if content["version"] > VERSION:
             raise Damaged(f"it is of version {content['version']}, newer than this coterie reads ({VERSION})")
         _compare(content["settings"], settings)
-        progress = Progress(content["rounds"], content["seconds"], content["ledger"], content["lengths"])
+        progress = _sound(Progress(content["rounds"], content["seconds"], content["ledger"], content["lengths"]))
         return _decode(template, tensors, content["plain"]), progress
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None
+
+
+def _sound(progress: Progress) -> Progress:
+    """The same, if numbers are numbers and the ledger is one."""
+    counts = (progress.rounds, *progress.lengths.values())
+    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(progress.seconds, int | float):
+        raise Damaged("what it says of its progress is not of this form")
+    Ledger.from_dict(progress.ledger)
+    return progress
 
 
 def _compare(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -114,7 +131,11 @@ def _encode(state: Tree) -> tuple[dict[str, Tensor], dict[str, Any]]:
     plain: dict[str, Any] = {}
     for name, leaf in named_leaves(state):
         if isinstance(leaf, Memory):
-            for inner, tensor in named_leaves(held(leaf)):
+            inside = held(leaf)
+            if isinstance(inside, Handle):  # the rows lie at the nodes
+                tensors[f"{name}@versions"] = inside.versions.cpu()
+                inside = mapped(_compact, inside.start)
+            for inner, tensor in named_leaves(inside):
                 tensors[f"{name}@clients{inner}"] = tensor.detach().contiguous().cpu()
         elif isinstance(leaf, Tensor):
             tensors[name] = leaf.detach().contiguous().cpu()
@@ -128,6 +149,11 @@ def _encode(state: Tree) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {name: t.clone() for name, t in tensors.items()}, plain
 
 
+def _compact(rows: Tensor) -> Tensor:
+    """One row where all are one and the same."""
+    return rows[:1] if rows.stride(0) == 0 else rows
+
+
 def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -> Tree:
     def tensor(name: str, like: Tensor) -> Tensor:
         found = tensors.get(name)
@@ -139,8 +165,16 @@ def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -
     for name, leaf in named_leaves(template):
         if isinstance(leaf, Memory):
             structure = tree_flatten(held(leaf))[1]
-            inner = [tensor(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
-            leaves.append(Memory(tree_unflatten(inner, structure)))
+            versions = tensors.get(f"{name}@versions")
+            if versions is None:
+                inner = [tensor(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
+                leaves.append(Memory(tree_unflatten(inner, structure)))
+                continue
+            each = [(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
+            inner = [tensor(path, like[: len(tensors.get(path, like))]).expand(like.shape) for path, like in each]
+            if versions.dtype != torch.int64 or any(like.shape[:1] != versions.shape for _, like in each):
+                raise Damaged(f"its {name} does not fit the configuration")
+            leaves.append(Memory(Handle(tree_unflatten(inner, structure), versions.to(inner[0].device))))
         elif isinstance(leaf, Tensor):
             leaves.append(tensor(name, leaf))
         elif name in plain:

@@ -1,26 +1,32 @@
-"""The configuration: four tables, read from TOML, `--set` and flags (flags over file over defaults), fully resolved."""
+"""The configuration: tables, read from TOML, `--set` and flags (flags over file over defaults), fully resolved."""
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coterie.errors import UsageError, unknown
+from coterie.federation.faults import KINDS
 from coterie.methods.registry import MethodEntry, method_entry
-from coterie.problems.parameters import Count, Positive, Probability, checked, explain
+from coterie.problems.parameters import Count, NonNegative, Positive, Probability, checked, explain
 from coterie.problems.registry import problem_entry
 
 T = TypeVar("T", bound="_Table")
 
 VERSION = 1
-TABLES = ("run", "method", "problem", "federation")
+TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
 ALIASES = {"problem.active": "federation.active"}  # for other tools
+BARE_DECIMAL = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # people write them, TOML does not
 _LISTED = ", ".join(f"[{name}]" for name in TABLES)
+
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class _Table(BaseModel):
@@ -34,7 +40,7 @@ class RunTable(_Table):
     problem: str = "friends"
     rounds: Count = 200
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "flower", "nvflare", "ray"] = "local"
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -42,15 +48,19 @@ class RunTable(_Table):
     record: Count = 1
     checkpoint: Count = 1
     baselines: list[str] | None = None
+    budget: Count | None = None  # bytes: the first round that reaches it is the last
+    log: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
 
 class FederationTable(_Table):
-    """[federation]: participation, screening, where the target is, and how the local engine runs clients."""
+    """[federation]: participation, screening, where the target is, how the local engine runs clients, and how long a
+    network engine waits for them."""
 
     active: Probability = 1.0
     count: Count | None = None
     norm: Positive | None = None
     clip: Positive | None = None
+    trust: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] | None = None
     compress: Literal["none", "top-k", "random-k", "sketch"] = "none"
     ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     feedback: bool = True
@@ -58,6 +68,61 @@ class FederationTable(_Table):
     mode: Literal["auto", "vmap", "sequential"] = "auto"
     chunk: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     memory: Annotated[int, Field(ge=1)] = 1024
+    timeout: Positive = 60.0
+    retries: Annotated[int, Field(ge=0, le=10)] = 1
+    quorum: Count = 1
+    patience: Positive = 120.0
+
+
+class FaultsTable(_Table):
+    """[faults]: how probable it is that something goes wrong, by client and phase; see `federation/faults.py`."""
+
+    any: Share = 0.0
+    crash: Share = 0.0
+    restart: Share = 0.0
+    delay: Share = 0.0
+    duplicate: Share = 0.0
+    reorder: Share = 0.0
+    truncate: Share = 0.0
+    misshape: Share = 0.0
+    nan: Share = 0.0
+    inf: Share = 0.0
+    flip: Share = 0.0
+    huge: Share = 0.0
+    lie: Share = 0.0
+    seconds: Positive = 10.0
+    deadline: Positive = 10.0
+
+    @model_validator(mode="after")
+    def _one_at_a_time(self) -> "FaultsTable":
+        total = self.any + sum(getattr(self, kind) for kind in KINDS)
+        if total > 1.0 + 1e-9:
+            raise ValueError(f"the probabilities add up to {total:g}; a client has one fault at a time, so at most 1")
+        return self
+
+
+class PrivacyTable(_Table):
+    """[privacy]: clipping and noise at the clients, see `federation/privacy.py`; off unless clip is set."""
+
+    clip: Positive | None = None
+    noise: NonNegative = 0.0
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+
+    @model_validator(mode="after")
+    def _noise_needs_a_clip(self) -> "PrivacyTable":
+        if self.noise and self.clip is None:
+            raise ValueError("noise is in lengths of the longest update; set privacy.clip, for example to 1.0")
+        return self
+
+
+class EngineTable(_Table):
+    """[engine]: where an engine runs: the address of a Ray cluster that is there, and how many processes."""
+
+    address: str | None = None
+    workers: Count | None = None
+
+
+OPTIONAL: dict[str, type[_Table]] = {"faults": FaultsTable, "privacy": PrivacyTable, "engine": EngineTable}
 
 
 @dataclass(frozen=True)
@@ -68,20 +133,24 @@ class Config:
     method: dict[str, Any]
     problem: dict[str, Any]
     federation: FederationTable
+    faults: FaultsTable = field(default_factory=FaultsTable)
+    privacy: PrivacyTable = field(default_factory=PrivacyTable)
+    engine: EngineTable = field(default_factory=EngineTable)
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """The four tables as plain data."""
-        run, federation = self.run.model_dump(), self.federation.model_dump()
-        return {"run": run, "method": dict(self.method), "problem": dict(self.problem), "federation": federation}
+        """The tables as plain data."""
+        own = {name: getattr(self, name).model_dump() for name in ("run", "federation", *OPTIONAL)}
+        return {**own, "method": dict(self.method), "problem": dict(self.problem)}
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted name, also those that are not set."""
         return {f"{name}.{key}": value for name, table in self.tables().items() for key, value in table.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, without the settings that are not set (TOML has no null)."""
+        """Plain data, without the settings that are not set (TOML has no null), nor tables that change nothing."""
         kept = {name: {k: v for k, v in table.items() if v is not None} for name, table in self.tables().items()}
-        return {"version": VERSION, **kept}
+        idle = [name for name, kind in OPTIONAL.items() if getattr(self, name) == kind()]
+        return {"version": VERSION, **{name: kept[name] for name in TABLES if name not in idle}}
 
     def as_toml(self) -> str:
         """The text of config.toml, enough to run it again."""
@@ -89,18 +158,18 @@ class Config:
 
     def with_run(self, **changes: Any) -> "Config":
         """The same with other [run] values."""
-        return Config(self.run.model_copy(update=changes), self.method, self.problem, self.federation)
+        return replace(self, run=self.run.model_copy(update=changes))
 
     def with_federation(self, **changes: Any) -> "Config":
         """The same with other [federation] values."""
-        return Config(self.run, self.method, self.problem, self.federation.model_copy(update=changes))
+        return replace(self, federation=self.federation.model_copy(update=changes))
 
     def for_baseline(self, method: str) -> "Config":
         """The same problem and federation with another method at its defaults, without baselines of its own."""
         entry, other = problem_entry(self.run.problem), method_entry(method)
         settings = checked(other.make, "method", _followed(other, entry.tuned.get(method, {}), self.problem))
         run = self.run.model_copy(update={"method": method, "baselines": []})
-        return Config(run, settings, self.problem, self.federation)
+        return replace(self, run=run, method=settings)
 
 
 def load(
@@ -128,7 +197,7 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     federation = checked_table(FederationTable, "federation", given["federation"])
     method, problem = method_entry(run.method), problem_entry(run.problem)
     if run.baselines is None:
-        wanted = problem.baselines if method.learns_weights else ()
+        wanted = problem.baselines if method.learns_weights and run.engine == "local" else ()  # a network is slow
         run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
     for name in run.baselines or []:
         method_entry(name)
@@ -136,7 +205,8 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     settings = checked(method.make, "method", _followed(method, settings, given["problem"]))
     if "everyone" in method.make(**settings).needs and _has_everyone(problem.make):
         given["problem"] = {"everyone": True, **given["problem"]}
-    return Config(run, settings, checked(problem.make, "problem", given["problem"]), federation)
+    optional: dict[str, Any] = {name: checked_table(kind, name, given[name]) for name, kind in OPTIONAL.items()}
+    return Config(run, settings, checked(problem.make, "problem", given["problem"]), federation, **optional)
 
 
 def _followed(method: MethodEntry, settings: Mapping[str, Any], problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +239,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{file} is a folder; name the configuration file in it, or use `coterie resume`.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}.") from None
     version = data.pop("version", VERSION)
     if not isinstance(version, int) or version > VERSION:
@@ -196,7 +266,7 @@ def _without_aliases(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[
 
 
 def parse_sets(pairs: list[str]) -> dict[str, Any]:
-    """`--set dotted.key=value` pairs; a value is read as TOML where it is TOML, else as text."""
+    """`--set dotted.key=value` pairs; a value is read as TOML where it is that, .5 and 5. as numbers, else as text."""
     return dict(map(_pair, pairs))
 
 
@@ -206,5 +276,5 @@ def _pair(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set {text!r} has no '='; write --set table.key=value.")
     try:
         return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return key.strip(), float(value) if BARE_DECIMAL.fullmatch(value.strip()) else value.strip()

@@ -4,7 +4,8 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from coterie.errors import NoClients, RunError, UsageError
 from coterie.experiment import checkpoint
-from coterie.experiment.build import Parts, using_threads
+from coterie.experiment.build import Parts, budget, using_threads
 from coterie.experiment.files import write_json
 from coterie.experiment.records import Records, save_model
+from coterie.federation.faults import SPOILS
 from coterie.federation.ledger import Ledger
 from coterie.federation.tree import Tree, named_leaves
-from coterie.federation.work import Memory, held
+from coterie.federation.work import Handle, Memory, elsewhere, held, lent
 from coterie.methods import View
 from coterie.numerics import Draw, clusters
 
@@ -132,12 +134,18 @@ class _Run:
         self.events: list[dict[str, Any]] = []
         self.clock = perf_counter() - done.seconds
         self.saved = done.rounds if done.rounds else -1
+        # nodes may forget what nobody here holds any more; a run may have to go back to these
+        self.safe = deque([elsewhere(done.state)], maxlen=checkpoint.KEEP)
 
     def rounds(self) -> Outcome:
+        known = self.parts.fed.book.drain()  # before the first round
         if not self.history:
+            self.note(known)
             self.record(self.done)
             self.complete(self.done)
         for t in range(self.done.rounds, self.parts.config.run.rounds):
+            if self.spent(self.done):
+                break
             outcome = self.round(t)
             if outcome is not None:
                 return outcome
@@ -152,23 +160,28 @@ class _Run:
         except NoClients as error:
             events = fed.book.drain()
             self.note(events)
-            if any(event["reason"] == "not finite" for event in events):
+            if _not_finite(events):
                 return self.diverged(t + 1)
             self.note([{"round": t + 1, "event": "skipped", "reason": str(error)}])
-            state = self.done.state
-        except RunError as error:  # the method itself found out that it cannot go on, and says what to change
+            state = self.done.state if error.state is None else error.state
+        except RunError as error:  # the method or the network found out that it cannot go on, and says what to change
+            self.note(fed.book.drain())
             return Outcome("failed", f"in round {t + 1}: {error}")
         self.note(fed.book.drain())
         if not _finite(state):
             return self.diverged(t + 1)
         done = _Done(state, t + 1, perf_counter() - self.clock, fed.ledger.as_dict(), {})
-        last = t + 1 == config.run.rounds
+        last = t + 1 == config.run.rounds or self.spent(done)
         if last or (t + 1) % config.run.record == 0:
             self.record(done)
         self.complete(done)
         if last or (t + 1) % config.run.checkpoint == 0:
             self.save()
         return None
+
+    def spent(self, done: _Done) -> bool:
+        """Whether the budget of bytes, if there is one, is used up."""
+        return is_spent(self.parts.config.run.budget, done.ledger["total"])
 
     def complete(self, done: _Done) -> None:
         """In one assignment, so that an interruption finds a round whole or not at all."""
@@ -190,12 +203,18 @@ class _Run:
         for event in events:
             self.records.event(event)
 
+    def happened(self) -> dict[str, int]:
+        """How often each kind of event happened in the whole run; resumes are no part of it."""
+        events = self.events if self.folder is None else read_lines(self.folder / "events.jsonl")
+        counts = Counter(event["event"] for event in events)
+        return {kind: counts[kind] for kind in sorted(counts.keys() - {"resumed"})}
+
     def resumed(self, notes: list[str]) -> None:
         self.note([{"round": self.done.rounds, "event": "resumed", "reason": "; ".join(notes)}])
         self.complete(self.done)
 
     def record(self, done: _Done) -> None:
-        view = self.parts.method.view(done.state)
+        view = self.view(done.state)
         line = self.line(done, view)
         self.history.append(line)
         if self.records:
@@ -224,6 +243,11 @@ class _Run:
         progress = checkpoint.Progress(done.rounds, done.seconds, done.ledger, done.lengths)
         checkpoint.save(self.folder / "checkpoint", done.state, progress, self.parts.config.settings())
         self.saved = done.rounds
+        self.safe.append(elsewhere(done.state))
+
+    def view(self, state: Any) -> View:
+        """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
+        return self.parts.method.view(lent(state, getattr(self.parts.fed.engine, "recall", None)))
 
     def diverged(self, t: int) -> Outcome:
         steps = {k: v for k, v in self.parts.config.method.items() if k.endswith("step") and isinstance(v, float)}
@@ -234,7 +258,7 @@ class _Run:
         )
 
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
-        view = self.parts.method.view(self.done.state)
+        view = self.view(self.done.state)
         config = self.parts.config
         recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
         final = self.history[-1] if recorded else self.line(self.done, view)
@@ -253,8 +277,15 @@ class _Run:
             "communication": ledger.total._asdict(),
             "seconds": round(self.done.seconds, 3),
         }
+        if ledger.wire.exchanges:
+            summary["wire"] = ledger.wire._asdict()
         if view.weights is not None and view.weights.dim() == 2:
             summary["clusters"] = clusters(view.weights)
+        if config.privacy.clip is not None:
+            summary["privacy"] = budget(config, self.done.rounds, view.more)
+        events = self.happened()
+        if events:
+            summary["events"] = events
         if notes:
             summary["notes"] = notes
         if self.folder is not None:
@@ -264,11 +295,18 @@ class _Run:
                 "coterie_problem": config.run.problem,
             }
             save_model(self.folder / "model.safetensors", self.parts.problem.named(view), about)
+            for name, data in getattr(self.parts.problem, "artifacts", {}).items():
+                write_json(self.folder / name, data)
             write_json(self.folder / "ledger.json", ledger.as_dict())
             write_json(self.folder / "summary.json", summary)
         if self.observer:
             self.observer.ended(summary)
         return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events)
+
+
+def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
+    """Whether what was moved, up and down, reaches a budget of bytes."""
+    return budget is not None and moved["bytes_up"] + moved["bytes_down"] >= budget
 
 
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
@@ -288,6 +326,8 @@ def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, 
 
 def _finite(state: Tree) -> bool:
     for _, leaf in named_leaves(state):
+        if isinstance(leaf, Memory) and isinstance(held(leaf), Handle):
+            continue  # nodes do not keep what is not finite
         inner = [t for _, t in named_leaves(held(leaf))] if isinstance(leaf, Memory) else [leaf]
         for tensor in inner:
             if not _is_finite(tensor):
@@ -312,10 +352,23 @@ def _history(folder: Path | None) -> list[dict[str, Any]]:
         return []
     path = folder / "metrics.jsonl"
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return [{**line, "round": int(line["round"])} for line in lines]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        return [{**line, "round": int(line["round"])} for line in read_lines(path)]
+    except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A record file that grew line by line."""
+    try:
+        return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
+
+
+def _not_finite(events: list[dict[str, Any]]) -> bool:
+    """Whether somebody's honest reply was not finite; one that was spoilt on its way says nothing of the model."""
+    spoilt = {(event.get("phase"), event.get("client")) for event in events if event["event"] in SPOILS}
+    return any(e["reason"] == "not finite" and (e["phase"], e["client"]) not in spoilt for e in events)
 
 
 def _how_to_resume(folder: Path | None) -> str:

@@ -71,7 +71,11 @@ class Records:
         except OSError as error:
             self.close()
             raise UsageError(f"{folder} cannot be written: {error.strerror or error}.") from None
-        self.cut(lengths)
+        try:
+            self.cut(lengths)
+        except RunError:
+            self.close()
+            raise
 
     def __enter__(self) -> "Records":
         return self
@@ -110,10 +114,13 @@ class Records:
     def cut(self, lengths: Mapping[str, int]) -> None:
         """Back to an earlier state."""
         self._on_disk.clear()
-        for name, file in self._files.items():
-            file.flush()
-            file.truncate(lengths.get(name, 0))
-            file.seek(lengths.get(name, 0))
+        try:
+            for name, file in self._files.items():
+                file.flush()
+                file.truncate(lengths.get(name, 0))
+                file.seek(lengths.get(name, 0))
+        except OSError as error:
+            raise self._full(error) from None
 
     def flush(self) -> None:
         """Everything to disk."""
@@ -124,15 +131,21 @@ class Records:
                     os.fsync(file.fileno())
                     self._on_disk[name] = file.tell()
         except OSError as error:
-            raise RunError(f"{self.folder} cannot be written: {error.strerror or error}.") from None
+            raise self._full(error) from None
 
     def close(self) -> None:
-        """Close the files."""
-        try:
-            for file in self._files.values():
+        """Close the files, all of them."""
+        troubles = []
+        for file in self._files.values():
+            try:
                 file.close()
-        except OSError as error:  # what was still to be written did not fit
-            raise RunError(f"{self.folder} cannot be written: {error.strerror or error}.") from None
+            except OSError as error:  # what was still to be written did not fit
+                troubles.append(error)
+        if troubles:
+            raise self._full(troubles[0])
+
+    def _full(self, error: OSError) -> RunError:
+        return RunError(f"{self.folder} cannot be written: {error.strerror or error}. What was saved before is intact.")
 
 
 def _check_length(path: Path, length: int) -> None:

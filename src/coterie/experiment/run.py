@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import assemble
-from coterie.experiment.config import Config, load
+from coterie.experiment.build import Network, assemble
+from coterie.experiment.config import Config, RunTable, load
 from coterie.experiment.files import make_folder, sole_user, sweep, write_atomically, write_json
-from coterie.experiment.loop import Observer, run_rounds
+from coterie.experiment.loggers import with_logs
+from coterie.experiment.loop import Observer, is_spent, run_rounds
 from coterie.experiment.records import check, prepare
 
 
@@ -21,18 +22,24 @@ class Watch(Protocol):
         """The observer of one run."""
 
 
-def run(config: Config, folder: Path, watch: Watch, *, force: bool = False) -> dict[str, Any]:
-    """Run the method, then its baselines in sub-folders; the summary compares them."""
+def run(
+    config: Config, folder: Path, watch: Watch, *, force: bool = False, network: Network | None = None
+) -> dict[str, Any]:
+    """Run the method, then its baselines in sub-folders; the summary compares them.
+
+    network makes the transport of an engine other than the local one.
+    """
     check(folder, force=force)
-    parts = assemble(config)  # whatever is wrong with the settings shows before anything is overwritten
+    parts = assemble(config, network)  # whatever is wrong with the settings shows before anything is overwritten
+    observer = with_logs(config.run.log, folder, watch(config.run.method, False))
     prepare(folder, force=force)
     with _at_work_in(folder):
         write_atomically(folder / "config.toml", parts.config.as_toml().encode())
-        result = run_rounds(parts, folder, watch(config.run.method, False))
-        return _with_baselines(parts.config, result.summary, folder, watch)
+        result = run_rounds(parts, folder, observer)
+        return _with_baselines(parts.config, result.summary, folder, watch, network)
 
 
-def resume(folder: Path, watch: Watch) -> dict[str, Any]:
+def resume(folder: Path, watch: Watch, *, network: Network | None = None) -> dict[str, Any]:
     """Go on where a run was interrupted; one that is finished is read, not run again."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}.")
@@ -42,11 +49,13 @@ def resume(folder: Path, watch: Watch) -> dict[str, Any]:
         )
     with _at_work_in(folder):
         config = load(folder / "config.toml")
-        summary = _one(config, folder, watch(config.run.method, False), home=folder)
-        return _with_baselines(config, summary, folder, watch)
+        summary = _one(config, folder, watch(config.run.method, False), home=folder, network=network)
+        return _with_baselines(config, summary, folder, watch, network)
 
 
-def _with_baselines(config: Config, summary: dict[str, Any], folder: Path, watch: Watch) -> dict[str, Any]:
+def _with_baselines(
+    config: Config, summary: dict[str, Any], folder: Path, watch: Watch, network: Network | None
+) -> dict[str, Any]:
     """Run the baselines, or what is left of them, and put them into the summary."""
     if summary["outcome"] != "finished":
         return summary
@@ -54,7 +63,7 @@ def _with_baselines(config: Config, summary: dict[str, Any], folder: Path, watch
     for name in config.run.baselines or []:
         place = folder / "baselines" / name
         make_folder(place)
-        one = _one(config.for_baseline(name), place, watch(name, True), home=folder)
+        one = _one(config.for_baseline(name), place, watch(name, True), home=folder, network=network)
         if one["outcome"] == "stopped":
             return {**summary, "outcome": "stopped", "message": one["message"]}
         baselines[name] = {k: one[k] for k in ("outcome", "final", "communication", "seconds")}
@@ -64,17 +73,20 @@ def _with_baselines(config: Config, summary: dict[str, Any], folder: Path, watch
     return summary
 
 
-def _one(config: Config, folder: Path, observer: Observer | None, *, home: Path) -> dict[str, Any]:
+def _one(
+    config: Config, folder: Path, observer: Observer | None, *, home: Path, network: Network | None
+) -> dict[str, Any]:
     """One run, begun or not; a finished one is read, not run again."""
-    finished = _finished(folder, config.run.rounds)
-    if finished is not None:
-        return finished
+    known = finished(folder, config.run)
+    if known is not None:
+        return known
     sweep(folder)
     sweep(folder / "checkpoint")
-    parts = assemble(config)
+    parts = assemble(config, network)
     begun = (folder / "config.toml").is_file()
     if not begun:
         write_atomically(folder / "config.toml", parts.config.as_toml().encode())
+    observer = with_logs(config.run.log, folder, observer)
     return run_rounds(parts, folder, observer, resume=begun, home=home).summary
 
 
@@ -88,13 +100,14 @@ def _at_work_in(folder: Path) -> Iterator[None]:
         raise RunError(f"stopped; what was saved is intact. Go on with: coterie resume {folder}") from None
 
 
-def _finished(folder: Path, rounds: int) -> dict[str, Any] | None:
-    """The summary of a run that has done all its rounds."""
+def finished(folder: Path, run: RunTable) -> dict[str, Any] | None:
+    """The summary of a run that has done all its rounds, or used up its budget."""
     path = folder / "summary.json"
     if not path.is_file():
         return None
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return summary if summary["outcome"] == "finished" and summary["rounds"] >= rounds else None
+        done = summary["rounds"] >= run.rounds or is_spent(run.budget, summary["communication"])
+        return summary if summary["outcome"] == "finished" and done else None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it and resume again.") from None

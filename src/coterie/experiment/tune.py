@@ -4,12 +4,7 @@ Combinations run as processes of their own, in result folders of their own, so t
 and can be looked at afterwards. The test set plays no part in the choice.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +12,7 @@ from typing import Any, NamedTuple
 from coterie.errors import RunError, UsageError
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.files import write_atomically, write_json
+from coterie.experiment.processes import Job, run_all
 from coterie.experiment.records import prepare
 
 MEASURES = (("validation_accuracy", max), ("validation_loss", min), ("objective", min))
@@ -60,19 +56,16 @@ def tune(
         prepare(folder, force=force)
     write_atomically(folder / "config.toml", config.as_toml().encode())
     trials: list[Trial] = []
-    cores = os.cpu_count() or 1
-    workers = max(1, min(jobs or cores, len(configs)))
-    with ThreadPoolExecutor(workers) as pool:
-        places = [folder / "trials" / f"{i:03d}" for i in range(len(configs))]
-        started = {
-            pool.submit(_run, one, place, max(1, cores // workers)): i
-            for i, (one, place) in enumerate(zip(configs, places, strict=True))
-        }
-        for future in as_completed(started):
-            i = started[future]
-            summary = future.result()
-            trials.append(Trial(i, chosen[i], summary["final"], summary["outcome"]))
-            report(trials[-1], len(configs))
+
+    def note(i: int, summary: dict[str, Any]) -> None:
+        trials.append(Trial(i, chosen[i], summary["final"], summary["outcome"]))
+        report(trials[-1], len(configs))
+
+    run_all(
+        [Job(one, folder / "trials" / f"{i:03d}") for i, one in enumerate(configs)],
+        at_once=jobs,
+        report=note,
+    )
     trials.sort()
     best, measure = _best(trials)
     winner = _with(config, best.settings, config.run.rounds)
@@ -110,24 +103,6 @@ def _best(trials: list[Trial]) -> tuple[Trial, str]:
         if known:
             return better(known, key=lambda trial: trial.final[measure]), measure
     raise UsageError("the problem has no validation measure to choose by; give it a target with validation rows.")
-
-
-def _run(config: Config, folder: Path, threads: int) -> dict[str, Any]:
-    """One combination in a process of its own; a finished one is read, an interrupted one resumed."""
-    command = [sys.executable, "-m", "coterie"]
-    if (folder / "config.toml").is_file():
-        command += ["resume", str(folder), "--json"]
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        source = folder.with_suffix(".toml")
-        write_atomically(source, config.with_run(baselines=[]).as_toml().encode())
-        command += ["run", str(source), "--out", str(folder), "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode == 2 or not done.stdout.strip():
-        raise RunError(f"the combination in {folder} failed: {done.stderr.strip() or 'no message'}")
-    summary: dict[str, Any] = json.loads(done.stdout)
-    return summary
 
 
 def parse_grid(pairs: Sequence[str], read: Callable[[list[str]], dict[str, Any]]) -> dict[str, list[Any]]:

@@ -105,11 +105,19 @@ def together(chunks: Iterable[Replies]) -> Iterator[Replies]:
 class Screening:
     """What a client's update must pass: finite, and below a norm if one is set.
 
-    With `clip`, an update that is longer than so many times the median of its phase is shortened to that.
+    With `clip`, an update that is longer than so many times the median of its phase is shortened to that. With
+    `trust`, a client's declared size counts for at most so many times the median size.
     """
 
     norm: float | None = None
     clip: float | None = None
+    trust: float | None = None
+
+    def sizes(self, declared: Tensor) -> Tensor:
+        """The sizes that are believed, [n]."""
+        if self.trust is None:
+            return declared
+        return declared.clamp(max=max(1, int(self.trust * float(declared.double().median()))))
 
     def reasons(self, values: Tree) -> tuple[Tensor, list[str]]:
         """Which rows are fine, [a] bool; and for each row, why not."""
@@ -121,10 +129,11 @@ class Screening:
         finite = torch.ones(n, dtype=torch.bool, device=device)
         for leaf in leaves:
             # a sum is finite unless a term is not, or the update is absurdly large: cheaper than testing each entry
-            finite &= torch.isfinite(leaf.sum(1)) | torch.isfinite(leaf).all(1)
+            sums = torch.isfinite(leaf.sum(1))
+            finite &= sums if bool(sums.all()) else sums | torch.isfinite(leaf).all(1)
         fine, norm = finite, torch.zeros(n)
         if self.norm is not None:
-            norm = _norms(values)
+            norm = lengths(values)
             fine = finite & (norm <= self.norm)
         if bool(fine.all()):
             return fine, []
@@ -142,14 +151,14 @@ class Screening:
         if self.clip is None or not tensors(replies.values):
             return replies, []
         updates = call.updates(replies.ids, replies.values)
-        norms = _norms(updates)
+        norms = lengths(updates)
         usual = norms.median()
         limit = self.clip * usual
         long = (norms > limit) & (limit > 0.0)
         if not bool(long.any()):
             return replies, []
         ids, factor = replies.ids[long], limit / norms[long]
-        short = mapped(lambda t: _scaled(t[long], factor), updates)
+        short = mapped(lambda t: scaled(t[long], factor), updates)
         values = put(replies.values, long, call.results(ids, short))
         cut = [
             Failure(client, "clipped", f"norm {norm:.3g} above {self.clip:g} times the median {usual:.3g}")
@@ -158,13 +167,13 @@ class Screening:
         return replies._replace(values=values), cut
 
 
-def _norms(values: Tree) -> Tensor:
+def lengths(values: Tree) -> Tensor:
     """One norm a row, over all real tensors."""
     real = [t.reshape(len(t), -1).square().sum(1) for t in tensors(values) if t.is_floating_point()]
     return torch.stack(real).sum(0).sqrt() if real else torch.zeros(len(tensors(values)[0]))
 
 
-def _scaled(rows: Tensor, factor: Tensor) -> Tensor:
+def scaled(rows: Tensor, factor: Tensor) -> Tensor:
     """Each row times its number; whole numbers are left alone."""
     return rows * factor.to(rows).reshape(-1, *(1,) * (rows.dim() - 1)) if rows.is_floating_point() else rows
 
@@ -235,8 +244,8 @@ class Federation:
 
     @property
     def sizes(self) -> Tensor:
-        """Rows of training data by client, [n]."""
-        return self.engine.sizes
+        """Rows of training data by client, [n], as far as they are believed."""
+        return self.screening.sizes(self.engine.sizes)
 
     @property
     def task(self) -> Any:
@@ -346,7 +355,8 @@ class Federation:
 
     def _passed(self, call: Call, cause: str) -> Iterator[Replies]:
         """The replies without those that are not finite or too long."""
-        for replies in self.engine.execute(call, self.ids):
+        for arrived in self.engine.execute(call, self.ids):
+            replies = orderly(arrived)
             for failure in replies.failures:
                 self._note(cause, failure)
             if not len(replies.ids):
@@ -383,6 +393,20 @@ class Federation:
                 "reason": failure.reason,
             }
         )
+
+
+def orderly(replies: Replies) -> Replies:
+    """Replies ascending by client, each once, whatever the order in which they came; the first of several counts."""
+    ids = replies.ids
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
+        return replies
+    order = ids.argsort(stable=True)
+    first = torch.ones_like(order, dtype=torch.bool)
+    first[1:] = ids[order][1:] != ids[order][:-1]
+    twice = [Failure(k, "duplicate", "its reply came again; the first counts") for k in ids[order][~first].tolist()]
+    kept = order[first]
+    failures = (*replies.failures, *twice)
+    return Replies(ids[kept], rows(replies.values, kept), rows(replies.memory, kept), failures, replies.sent)
 
 
 def _downlink(shared: Tree, clients: int) -> Size:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from coterie.federation.api import Call, Engine, Replies
+from coterie.federation.api import Call, Engine, Replies, orderly
 from coterie.federation.tree import Size, Tree, mapped, rows, size, tree_flatten, tree_unflatten
 from coterie.federation.work import Memory, held, name_of
 from coterie.numerics import Draw
@@ -89,7 +89,7 @@ class Compressed:
 
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work, then pass the replies through the line."""
-        for replies in self.engine.execute(call, ids):
+        for replies in map(orderly, self.engine.execute(call, ids)):
             yield self._through(call, replies) if len(replies.ids) else replies
 
     def execute_at_target(self, call: Call) -> Tree:

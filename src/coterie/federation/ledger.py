@@ -20,11 +20,27 @@ class Entry(NamedTuple):
         return Entry(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-class Ledger:
-    """Traffic by cause. A cause is the name of the work that was asked for."""
+class Wire(NamedTuple):
+    """What a network really carried: exchanges, and bytes of messages in both directions."""
 
-    def __init__(self, entries: Mapping[str, Entry] | None = None) -> None:
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Ledger:
+    """Traffic by cause. A cause is the name of the work that was asked for.
+
+    `wire` is beside the account: what a network engine carried for it, with all that is around the values.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry] | None = None, wire: Wire = Wire()) -> None:  # noqa: B008
         self._entries: dict[str, Entry] = dict(entries or {})
+        self.wire = wire
+
+    def carried(self, *, exchanges: int, up: int, down: int) -> None:
+        """Add what a network carried."""
+        self.wire = Wire(self.wire.exchanges + exchanges, self.wire.bytes_up + up, self.wire.bytes_down + down)
 
     def record(self, cause: str, *, rounds: int = 0, up: Size = Size(), down: Size = Size()) -> None:  # noqa: B008
         """Add one exchange."""
@@ -46,12 +62,15 @@ class Ledger:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ledger.json and checkpoints."""
+        wire = {"wire": self.wire._asdict()} if self.wire.exchanges else {}
         return {
             "total": self.total._asdict(),
             "by_cause": {cause: entry._asdict() for cause, entry in sorted(self._entries.items())},
+            **wire,
         }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Ledger":
         """The inverse of as_dict."""
-        return Ledger({cause: Entry(**entry) for cause, entry in data["by_cause"].items()})
+        entries = {cause: Entry(**entry) for cause, entry in data["by_cause"].items()}
+        return Ledger(entries, Wire(**data.get("wire", {})))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 32
+LARGE = 1 << 20  # numbers in a row
 
 
 class BlockedSum:
@@ -16,6 +17,9 @@ class BlockedSum:
 
     def add(self, values: Tensor, weights: Tensor | None) -> None:
         """Take in more rows."""
+        if values.is_floating_point() and values[0].numel() >= LARGE:
+            self._add_in_turn(values, weights)
+            return
         if weights is not None:
             weights = weights.to(values) if values.is_floating_point() else weights  # 0.3 of a count is not 0
             values = values * weights.reshape(-1, *(1,) * (values.dim() - 1))
@@ -23,6 +27,13 @@ class BlockedSum:
         self._count += len(values)
         if self._count >= BLOCK:
             self._flush()
+
+    def _add_in_turn(self, values: Tensor, weights: Tensor | None) -> None:
+        """Large rows are added one by one, in place: a block of them would be written and read several times over."""
+        for row, w in zip(values, [1.0] * len(values) if weights is None else weights.tolist(), strict=True):
+            if self._total is None:
+                self._total = torch.zeros_like(row, memory_format=torch.contiguous_format)
+            self._total.add_(row, alpha=w)
 
     def _flush(self) -> None:
         values = self._waiting[0] if len(self._waiting) == 1 else torch.cat(self._waiting)

@@ -5,12 +5,13 @@ shards cost no padding, and taking a batch for every client is one indexing oper
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from coterie.errors import UsageError
 
@@ -36,18 +37,22 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one client. Under `vmap`, offset and count are those of each client in turn."""
+    """The rows of one client. Under `vmap`, offset and count are those of each client in turn.
+
+    Where the clients at hand lie one after the other, `whole` are all rows of each as views.
+    """
 
     columns: Columns
     offset: Tensor
     count: Tensor
     capacity: int
     ragged: bool = False
+    whole: Columns = ()
 
     def take(self, index: Tensor) -> Batch:
         """The rows with these numbers (below count)."""
         place = self.offset + index
-        return Batch(tuple(c[place] for c in self.columns))
+        return Batch(tuple(_at(c, place) for c in self.columns))
 
     def all(self) -> Batch:
         """Every row; where clients differ in size, padded to the largest by its last row at weight 0."""
@@ -64,8 +69,11 @@ class Rows:
         device = self.offset.device
         for start in range(0, self.capacity, size):
             stop = min(start + size, self.capacity)
-            if len(self.columns[0]) == self.capacity:  # nobody else's rows are in there: no copy is needed
+            if len(self.columns[0]) == self.capacity and not self.ragged:  # nobody else's rows: no copy is needed
                 yield Batch(tuple(c[start:stop] for c in self.columns))
+                continue
+            if self.whole:
+                yield Batch(tuple(c[start:stop] for c in self.whole))
                 continue
             index = torch.arange(start, stop, device=device)
             if not self.ragged:
@@ -73,6 +81,13 @@ class Rows:
                 continue
             batch = self.take(torch.minimum(index, self.count - 1))
             yield Batch(batch.columns, (index < self.count).to(_float_of(self.columns)))
+
+
+def _at(column: Tensor, place: Tensor) -> Tensor:
+    """column[place]. A look-up copies rows whole, where indexing would go through them number by number."""
+    if column.dim() < 2:
+        return column[place]
+    return F.embedding(place, column.flatten(1)).reshape(*place.shape, *column.shape[1:])
 
 
 def _float_of(columns: Columns) -> torch.dtype:
@@ -94,11 +109,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class Stack:
-    """The rows of many clients."""
+    """The rows of many clients. A part of a larger stack pads as that does (capacity, ragged), so that the bits of a
+    client's result do not depend on which others are in its part."""
 
     columns: Columns
     offsets: Tensor
     counts: Tensor
+    padding: tuple[int, bool] | None = None
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -106,12 +123,20 @@ class Stack:
     @property
     def capacity(self) -> int:
         """The largest count."""
-        return int(self.counts.max())
+        return int(self.counts.max()) if self.padding is None else self.padding[0]
 
     @property
     def ragged(self) -> bool:
         """Whether counts differ."""
-        return bool((self.counts != self.counts[0]).any())
+        return bool((self.counts != self.counts[0]).any()) if self.padding is None else self.padding[1]
+
+    def views(self, ids: Tensor) -> Columns:
+        """All rows of these clients, [a, n, …], where they lie one after the other in equal parts; else nothing."""
+        n, offsets = self.capacity, self.offsets[ids]
+        first = int(offsets[0])
+        if self.ragged or not torch.equal(offsets, first + n * torch.arange(len(ids), device=ids.device)):
+            return ()
+        return tuple(c[first : first + n * len(ids)].view(len(ids), n, *c.shape[1:]) for c in self.columns)
 
     def client(self, index: int) -> Rows:
         """One client's rows, as views without padding."""
@@ -122,12 +147,12 @@ class Stack:
 
     def shared_by(self, holders: Tensor) -> "Stack":
         """One part a holder, by its number; holders of the same part share its rows."""
-        return Stack(self.columns, self.offsets[holders], self.counts[holders])
+        return replace(self, offsets=self.offsets[holders], counts=self.counts[holders])
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Stack":
         """The same rows elsewhere; integer columns keep their type."""
         columns = tuple(c.to(device, dtype if c.is_floating_point() else c.dtype) for c in self.columns)
-        return Stack(columns, self.offsets.to(device), self.counts.to(device))
+        return Stack(columns, self.offsets.to(device), self.counts.to(device), self.padding)
 
 
 def pack(shards: Sequence[Any], *, who: str = "client") -> Stack:

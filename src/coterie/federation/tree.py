@@ -22,6 +22,8 @@ __all__ = [
     "stack",
     "tensors",
     "tree_flatten",
+    "tree_leaves",
+    "tree_map",
     "tree_unflatten",
 ]
 
@@ -87,6 +89,8 @@ def joined(trees: list[Tree]) -> Tree:
 def stack(trees: list[Tree]) -> Tree:
     """Trees of equal structure, stacked along a new first dimension."""
     leaves, structure = zip(*(tree_flatten(t) for t in trees), strict=True)
+    if len(trees) == 1:
+        return tree_unflatten([leaf[None] for leaf in leaves[0]], structure[0])
     return tree_unflatten([torch.stack(list(column)) for column in zip(*leaves, strict=True)], structure[0])
 
 

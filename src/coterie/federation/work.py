@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from coterie.errors import PlacementError
 from coterie.federation.shards import Shard
-from coterie.federation.tree import Tree, mapped
+from coterie.federation.tree import Tree, mapped, tree_leaves, tree_map
 from coterie.numerics import Draw
 
 Work = Callable[[Shard, Tree, Tree, "Static", Draw], Tree]
@@ -92,17 +93,28 @@ class Each:
         return self.rows[clients if self.ids is None else torch.searchsorted(self.ids, clients)]
 
 
+class Handle(NamedTuple):
+    """What stands for memory that lies elsewhere: the rows that clients began with, and by client the version that
+    its holder keeps, [n]; version 0 is the beginning."""
+
+    start: Tree
+    versions: Tensor
+
+
 class Memory:
     """Client memory: values that stay at the clients between rounds.
 
     Methods hold it in their state and hand it to the verbs; they cannot look inside. `start` is what every client
-    remembers at first. The local engine keeps the stacked rows here; a network engine leaves them at the nodes.
+    remembers at first. The local engine keeps the stacked rows here; a network engine leaves them at the nodes and
+    keeps a `Handle`. With `recall`, records may look.
     """
 
-    __slots__ = ("_held",)
+    __slots__ = ("__weakref__", "_held", "_recall")
 
-    def __init__(self, held: Tree) -> None:
-        self._held = held
+    def __init__(self, held: Tree, recall: Callable[[Handle], Tree] | None = None) -> None:
+        self._held, self._recall = held, recall
+        if isinstance(held, Handle):
+            _ELSEWHERE.add(self)
 
     @staticmethod
     def start(value: Tree, n: int) -> "Memory":
@@ -117,6 +129,44 @@ class Memory:
     __getitem__ = __iter__ = __len__ = __array__ = __float__ = _refuse
 
 
+_ELSEWHERE: "WeakSet[Memory]" = WeakSet()
+
+
 def held(memory: Memory) -> Tree:
-    """The rows inside, for engines, checkpoints and records only."""
+    """The rows or the handle inside, for engines and checkpoints only."""
     return memory._held
+
+
+def seen(memory: Memory) -> Tree:
+    """The rows, for records only: asked for where they lie elsewhere."""
+    inside = memory._held
+    if not isinstance(inside, Handle):
+        return inside
+    return inside.start if memory._recall is None else memory._recall(inside)
+
+
+def elsewhere(state: Tree) -> list[Memory]:
+    """The memory in a state that lies at nodes."""
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Memory) and isinstance(leaf._held, Handle)]
+
+
+def lent(state: Tree, recall: Callable[[Handle], Tree] | None) -> Tree:
+    """A state whose memory records may look into; they ask for it if and when they do."""
+    if recall is None:
+        return state
+
+    def open(leaf: Any) -> Any:
+        if not isinstance(leaf, Memory):
+            return leaf
+        inside = leaf._held
+        if not isinstance(inside, Handle):
+            first = tree_leaves(inside)[0]
+            inside = Handle(inside, torch.zeros(len(first), dtype=torch.int64, device=first.device))
+        return Memory(inside, recall)
+
+    return tree_map(open, state)
+
+
+def in_use() -> list[Tensor]:
+    """The versions by client, [n], of all memory elsewhere that somebody in this process still holds."""
+    return [memory._held.versions for memory in _ELSEWHERE]

@@ -126,8 +126,9 @@ def merged(x: Tensor, parts: list[Part], *, everyone: bool = False) -> Tensor:
             total = total.index_add(0, index, change.sum(0))
             holders = holders.index_add(0, index, torch.full_like(change[0], len(change)))
         else:
-            total = total.index_add(0, index.reshape(-1), change.reshape(-1))
-            holders = holders.index_add(0, index.reshape(-1), torch.ones_like(change).reshape(-1))
+            inside = (index >= 0) & (index < len(total))  # clients name these; a place that is none is ignored
+            total = total.index_add(0, index[inside], change[inside])
+            holders = holders.index_add(0, index[inside], torch.ones_like(change[inside]))
     divisor = torch.full_like(x, sum(len(part.change) for part in parts)) if everyone else holders
     return torch.where(holders > 0, x + total / divisor.clamp(min=1.0), x)
 

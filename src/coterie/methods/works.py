@@ -1,5 +1,6 @@
 """Works that several methods ask for."""
 
+import torch
 from torch import Tensor
 
 from coterie.federation import Batch, Rows, Shard, Static, walks, work
@@ -76,10 +77,10 @@ def sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Dr
     x, rows = shared, own_rows(shard)
     if static.batch == "all":
         for _ in range(static.steps):
-            x = x - static.step * shard.task.full_gradient(x, rows)
+            x = torch.sub(x, shard.task.full_gradient(x, rows), alpha=static.step)
         return x
     for index in draw.batches(rows.count, static.batch, static.steps):
-        x = x - static.step * shard.task.gradient(x, rows.take(index))
+        x = torch.sub(x, shard.task.gradient(x, rows.take(index)), alpha=static.step)
     return x
 
 

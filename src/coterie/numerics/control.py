@@ -55,4 +55,9 @@ class _OnlyWhere(torch.autograd.Function):
         return tuple(kept), (0,) * count
 
 
-__all__ = ["only_where"]
+def transformed() -> bool:
+    """Whether a vmap or a derivative of torch.func is around this call."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+__all__ = ["only_where", "transformed"]

@@ -13,6 +13,9 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from coterie.numerics.control import transformed
+
+_WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
@@ -35,6 +38,13 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ _shift(x, 30)) * _signed(_MIX1)
     x = (x ^ _shift(x, 27)) * _signed(_MIX2)
     return x ^ _shift(x, 31)
+
+
+def _mix_word(x: int) -> int:
+    """`_mix` of one unsigned word."""
+    x = ((x ^ (x >> 30)) * _MIX1) & _WORD
+    x = ((x ^ (x >> 27)) * _MIX2) & _WORD
+    return x ^ (x >> 31)
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,10 @@ class Draw:
 
     def _fold(self, coordinate: str, value: int | Tensor) -> "Draw":
         tag = _COORDINATES[coordinate]
+        if isinstance(value, int) and self.key.dim() == 0 and self.key.device.type == "cpu" and not transformed():
+            # the same in Python's integers: a single key is not worth twenty tensor operations
+            mixed = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD) ^ (value & _WORD)
+            return Draw(torch.tensor(_signed(_mix_word(mixed))))
         salted = self.key * _signed(_GOLDEN) + tag
         # A vector of int32 ids would otherwise turn the scalar key into int32.
         word = value.to(torch.int64) if isinstance(value, Tensor) else _signed(int(value))

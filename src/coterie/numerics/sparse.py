@@ -13,9 +13,11 @@ class Sparse(NamedTuple):
     places: Tensor
 
     def dense(self, dimension: int) -> Tensor:
-        """The vector [..., dimension]; entries that are not named are 0."""
-        zeros = self.values.new_zeros(*self.values.shape[:-1], dimension)
-        return zeros.scatter(-1, self.places.long(), self.values)
+        """The vector [..., dimension]; entries that are not named are 0, and names of no entry are ignored."""
+        places = self.places.long()
+        inside = (places >= 0) & (places < dimension)
+        zeros = self.values.new_zeros(*self.values.shape[:-1], dimension + 1)  # the last is for what is ignored
+        return zeros.scatter(-1, torch.where(inside, places, dimension), self.values)[..., :dimension]
 
     @staticmethod
     def nothing(k: int, like: Tensor) -> "Sparse":

@@ -7,19 +7,27 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
+from coterie.numerics.kept import Kept
 from coterie.problems.models import FlatModel
 
 Variable = Tensor | nn.Module | FlatModel | Mapping[str, Any]
 
 
 class Bound(NamedTuple):
-    """A module with its parameters: call it on inputs. `flat` is the vector of its parameters, for penalties."""
+    """A module with its parameters: call it on inputs. `flat` is the vector of its parameters, for penalties.
+
+    Where nothing is differentiated by its parameters, what it makes of a batch's inputs as they are is `kept`.
+    """
 
     model: FlatModel
     flat: Tensor
+    kept: Kept | None = None
+    inputs: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The module's output."""
+        if self.kept is not None and inputs is self.inputs:
+            return self.kept(self.flat, inputs)
         return self.model(self.flat, inputs)
 
 
@@ -30,11 +38,12 @@ class Flat:
         self.name = name
         self._parts: dict[str, Flat] | None = None
         self._model: FlatModel | None = None
+        self._kept: Kept | None = None
         self.start = torch.zeros(0)
         self.shape: tuple[int, ...] = (0,)
         if isinstance(value, nn.Module | FlatModel):
             self._model = value if isinstance(value, FlatModel) else FlatModel(value)
-            self.start = self._model.start
+            self._kept, self.start = Kept(self._model), self._model.start
         elif isinstance(value, Tensor):
             if not value.is_floating_point():
                 raise UsageError(f"{name} is a tensor of {value.dtype}; a variable needs real numbers, use .float().")
@@ -64,6 +73,15 @@ class Flat:
             return theta.view(self.shape)
         return {key: part(t) for (key, part), t in zip(self._parts.items(), self._split(theta), strict=True)}
 
+    def fixed(self, theta: Tensor, inputs: Tensor) -> Any:
+        """The variable at θ where θ is a constant: what modules make of these inputs is computed once."""
+        if self._model is not None:
+            return Bound(self._model, theta, self._kept, inputs)
+        if self._parts is None:
+            return self(theta)
+        split = zip(self._parts.items(), self._split(theta), strict=True)
+        return {key: part.fixed(t, inputs) for (key, part), t in split}
+
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """The tensors by name, as they are saved."""
         if self._model is not None:
@@ -85,6 +103,7 @@ class Flat:
         moved.__dict__.update(self.__dict__, start=self.start.to(device=device, dtype=dtype))
         if self._model is not None:
             moved._model = self._model.to(dtype=dtype, device=device)
+            moved._kept = Kept(moved._model)
         if self._parts is not None:
             moved._parts = {key: part.to(dtype=dtype, device=device) for key, part in self._parts.items()}
         return moved

@@ -44,6 +44,7 @@ class MeanTask:
     model: FlatModel
     mixes_rows: bool = False
     offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
+    quadratic: bool = True
 
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """L(x) on a batch."""

@@ -59,7 +59,7 @@ class NestedTask:
 
     def inner_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y g."""
-        return grad(self.g, argnums=1)(x, y, batch)
+        return grad(lambda y_: self.inner(self.x.fixed(x, batch.inputs), self.y(y_), batch))(y)
 
     def inner_hvp(self, x: Tensor, y: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²_yy g v, reverse over reverse: here 1.4 to 3 times as fast as forward over reverse."""
@@ -75,7 +75,7 @@ class NestedTask:
 
     def outer_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y f."""
-        return grad(self.f, argnums=1)(x, y, batch)
+        return grad(lambda y_: self.outer(self.x.fixed(x, batch.inputs), self.y(y_), batch))(y)
 
     def gradient(self, x: Tensor, batch: Batch) -> Tensor:
         """∇f(x) of a single-level problem; elsewhere a typical piece of work, which engines time."""

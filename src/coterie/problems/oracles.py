@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
@@ -15,6 +16,23 @@ def hessian_vector(loss: Callable[[Tensor], Tensor], theta: Tensor, v: Tensor) -
     formula into elementary operations.
     """
     return grad(lambda t: grad(loss)(t) @ v)(theta)
+
+
+def native_gradient(loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    """∇ loss(θ) by autograd alone, which keeps nothing for a second derivative as `grad` does; no vmap around it."""
+    leaf = theta.detach().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(loss(leaf), leaf)[0]
+
+
+def native_hessian_vector(loss: Callable[[Tensor], Tensor], theta: Tensor, v: Tensor) -> Tensor:
+    """∇² loss(θ) v by autograd alone; no vmap around it."""
+    leaf = theta.detach().requires_grad_()
+    with torch.enable_grad():
+        first = torch.autograd.grad(loss(leaf), leaf, create_graph=True)[0]
+        if not first.requires_grad:  # the loss is linear
+            return torch.zeros_like(theta)
+        return torch.autograd.grad(first, leaf, v, materialize_grads=True)[0]
 
 
 def mixed_vector(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, v: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from coterie.errors import unknown
+from coterie.problems.files import files
 from coterie.problems.friends import friends
 from coterie.problems.groups import groups
 from coterie.problems.hyper_representation import hyper_representation
@@ -49,6 +50,11 @@ MIXTURE = {
     **{name: {"step": 0.1, "batch": 20} for name in ("sgd-full", "sgd-ideal", "fedadp", "tawt")},
     "meritfed": {"step": 0.1, "batch": 20},
 }
+FILES = {
+    "meritfed": {"step": 0.5, "mirror_step": 3.0, "mirror_steps": 3, "batch": 128},
+    "local-train": {"step": 0.5, "local_steps": 1, "batch": 128},
+    "fedavg": {"step": 0.5, "local_steps": 1, "batch": 128},
+}
 
 PROBLEMS: tuple[ProblemEntry, ...] = (
     ProblemEntry(
@@ -60,6 +66,13 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
             "meritfed": {"step": 1.0, "mirror_step": 0.01},
             "fednest": {"step": 1.0, "batch": 20, "series": "cg"},
         },
+    ),
+    ProblemEntry(
+        "files",
+        files,
+        "somebody's own tables or pictures, one file a client, and a target's file",
+        ("local-train", "fedavg"),
+        FILES,
     ),
     ProblemEntry("groups", groups, "a minority and a majority with their own classes, labels or turned images"),
     ProblemEntry(

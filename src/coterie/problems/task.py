@@ -13,9 +13,11 @@ from torch.func import grad
 
 from coterie.errors import UsageError, unknown
 from coterie.federation import Batch, Rows
+from coterie.numerics.control import transformed
 from coterie.numerics.fused import Fused
+from coterie.problems.linear import softmax_gradient, softmax_product
 from coterie.problems.models import FlatModel
-from coterie.problems.oracles import hessian_vector
+from coterie.problems.oracles import hessian_vector, native_gradient, native_hessian_vector
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -117,6 +119,14 @@ class Supervised:
         """Whether the output for a row depends on the other rows of its batch."""
         return self.model.mixes_rows
 
+    @property
+    def softmax_regression(self) -> bool:
+        """Whether the derivatives are known by hand: a linear model with cross-entropy."""
+        return self.model.linear and self.loss_by_row is cross_entropy
+
+    def _ridged(self, derivative: Tensor, along: Tensor) -> Tensor:
+        return derivative + self.l2 * along if self.l2 else derivative
+
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Supervised":
         """The same task for other numbers or another device."""
         return replace(self, model=self.model.to(dtype=dtype, device=device))
@@ -131,13 +141,20 @@ class Supervised:
         """∇L(θ) on a batch."""
         if self.fused is not None:
             return self.fused.gradient(theta, *_operands(batch))
-        return grad(self.loss)(theta, batch)
+        if self.softmax_regression:
+            return self._ridged(softmax_gradient(theta, batch), theta)
+        if transformed() or theta.requires_grad:
+            return grad(self.loss)(theta, batch)
+        return native_gradient(lambda t: self.loss(t, batch), theta)
 
     def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²L(θ) v on a batch."""
         if self.fused is not None:
             return self.fused.product(theta, v, *_operands(batch))
-        return hessian_vector(lambda t: self.loss(t, batch), theta, v)
+        if self.softmax_regression:
+            return self._ridged(softmax_product(theta, v, batch), v)
+        plainly = not (transformed() or theta.requires_grad or v.requires_grad)
+        return (native_hessian_vector if plainly else hessian_vector)(lambda t: self.loss(t, batch), theta, v)
 
     def compiled(self) -> "Supervised":
         """The same task with its derivatives compiled at first use."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.federation import Memory
-from coterie.federation.work import held
+from coterie.federation.work import seen
 
 
 class View(NamedTuple):
@@ -24,6 +24,6 @@ class View(NamedTuple):
 
 
 def personal_models(memory: Memory) -> Tensor:
-    """The models that clients keep, [K, d], for the record alone: nothing of them is moved or billed."""
-    models: Tensor = held(memory)
+    """The models that clients keep, [K, d], for the record alone: nothing of them is billed."""
+    models: Tensor = seen(memory)
     return models

@@ -86,7 +86,7 @@ class Weighting:
 
 
 def weighting(
-    shards: Sequence[Any],
+    shards: Sequence[Any] | Stack,
     target: Any,
     model: FlatModel,
     loss: str | RowLoss,
@@ -107,7 +107,7 @@ def weighting(
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device}
     model = model.to(**place)
-    train = pack(shards).to(**place)
+    train = (shards if isinstance(shards, Stack) else pack(shards)).to(**place)
     goal = None if target is None else pack([target], who="target").to(**place)
     held_out = None if test is None else pack([test], who="test set").to(**place)
     own = None if valid is None else pack(valid, who="validation set of client").to(**place)

@@ -59,7 +59,7 @@ def read_pickled(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         batch = record.load()
         fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in batch.items()}
-        pixels, labels = _pixels(fields["data"]), np.asarray(fields["labels"], dtype=np.int64)
+        labels, pixels = _labels(fields["labels"]), _pixels(fields["data"])
     except Exception as error:  # a damaged pickle raises nearly anything, from nearly anywhere
         raise damaged(path, f"it is no batch of the python version ({type(error).__name__}: {error})") from None
     if labels.shape != pixels.shape[:1]:
@@ -78,14 +78,24 @@ class _Record:
         self.state = state
 
 
-class _Plain(pickle.Unpickler):
-    """Reads plain data and numpy arrays, the latter as records."""
+class _Plain(pickle._Unpickler):
+    """Reads plain data and numpy arrays, the latter as records.
+
+    The reader written in Python: the one in C lets a file of a few bytes reserve all memory (a memo of 2³¹ places).
+    """
 
     def find_class(self, module: str, name: str) -> type[_Record]:
         """A record for the names that make up an array; everything else is refused."""
         if module in NUMPY and name in ("_reconstruct", "ndarray", "dtype"):
             return _Record
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no such batch needs")
+
+
+def _labels(values: Any) -> np.ndarray:
+    """A flat list of whole numbers; lists of lists may name each other, and be endless when written out."""
+    if type(values) is not list or not all(type(value) is int for value in values):
+        raise ValueError("its labels are no list of whole numbers")
+    return np.asarray(values, dtype=np.int64)
 
 
 def _pixels(array: _Record) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from coterie.problems.data.examples import DataSet, Examples
-from coterie.problems.data.files import damaged, opened
+from coterie.problems.data.files import damaged, lines
 from coterie.problems.data.sets import locate
 
 FEATURES = 54
@@ -27,10 +27,10 @@ def covtype() -> DataSet:
 
 def read_table(path: Path) -> np.ndarray:
     """The lines as int16, straight from the stream: the text is never in memory as a whole."""
-    with opened(path) as file, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an empty file: said better below
         try:
-            table = np.loadtxt(file, delimiter=",", dtype=np.int16, comments=None, ndmin=2)
+            table = np.loadtxt(lines(path), delimiter=",", dtype=np.int16, comments=None, ndmin=2)
         except ValueError as error:
             raise damaged(path, str(error).partition(";")[0].rstrip(".")) from None
     if not table.size:

@@ -10,7 +10,8 @@ from typing import BinaryIO, cast
 from coterie.errors import UsageError
 
 BLOCK = 1 << 20
-LARGEST = 1 << 30  # no file of a known data set is a fifth of this: a larger one is not what it claims to be
+LARGEST = 1 << 28  # no file of a known data set is a third of this: a larger one is not what it claims to be
+LONGEST = 1 << 16  # a line
 GZIP = b"\x1f\x8b"
 
 
@@ -57,8 +58,25 @@ def content(path: Path) -> bytearray:
     for block in blocks(path):
         data += block
         if len(data) > LARGEST:
-            raise damaged(path, f"it holds more than {LARGEST >> 30} GiB")
+            raise _too_large(path)
     return data
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The content by lines, of which neither one nor all may be longer than any real file's."""
+    total = 0
+    with opened(path) as file:
+        while line := file.readline(LONGEST):
+            total += len(line)
+            if len(line) == LONGEST:
+                raise damaged(path, f"it has a line of {LONGEST >> 10} KiB or more")
+            if total > LARGEST:
+                raise _too_large(path)
+            yield line
+
+
+def _too_large(path: Path) -> UsageError:
+    return damaged(path, f"it holds more than {LARGEST >> 20} MiB")
 
 
 def _gist(error: Exception) -> str:

@@ -64,7 +64,7 @@ def read_mapping(path: Path, emotions: tuple[str, ...]) -> dict[str, tuple[int, 
     try:
         groups = json.loads(_text(path))
         members = [(group, emotion) for group, names in groups.items() for emotion in names]
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise damaged(path, f"it is no JSON object of lists ({error})") from None
     if sorted(emotion for _, emotion in members) != sorted(set(emotions) - {NEUTRAL}):
         raise damaged(path, f"its groups do not hold each emotion of emotions.txt but {NEUTRAL} once")

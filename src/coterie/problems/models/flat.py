@@ -32,6 +32,7 @@ class FlatModel:
         if not parameters:
             raise UsageError(f"the model {type(module).__name__} has no parameters; there is nothing to train.")
         self._layout = [(name, tuple(p.shape), p.numel()) for name, p in parameters]
+        self.linear = _is_linear(self._module)
         self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.size = len(self.start)
 
@@ -91,3 +92,16 @@ class FlatModel:
         copy = deepcopy(self._module)
         copy.load_state_dict(self.state_dict(theta), strict=False)
         return copy
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it is one trained linear map with offset of the flattened input, and nothing else."""
+    layers = list(module) if isinstance(module, nn.Sequential) else [module]
+    if layers and isinstance(layers[0], nn.Flatten) and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
+        layers = layers[1:]
+    return (
+        len(layers) == 1
+        and type(layers[0]) is nn.Linear
+        and layers[0].bias is not None
+        and all(p.requires_grad for p in layers[0].parameters())
+    )

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from coterie.numerics.control import transformed
+
 
 class PatchConv2d(nn.Conv2d):
     """A convolution whose stride is its kernel: patches do not overlap, so it is one matrix product."""
@@ -32,7 +34,8 @@ class PatchConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w], or what `prepare` made of it, to [n, outputs, h', w']."""
-        weight = self.weight.flatten(1)
+        # contiguous, or two models on one batch (under vmap) would each be given a copy of it
+        weight = self.weight.flatten(1).contiguous()
         if x.dim() == 5:
             n, rows, columns = x.shape[:3]
             y = weight @ x.reshape(-1, weight.shape[1]).T
@@ -54,6 +57,8 @@ class BatchStatisticsNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each channel at mean 0 and variance 1 over the batch, then scaled and shifted."""
+        if not transformed():  # client after client torch's own is quicker; compilers need it contiguous
+            return F.batch_norm(x.contiguous(), None, None, self.weight, self.bias, training=True, eps=self.eps)
         n, channels, height, width = x.shape
         z = x.transpose(0, 1).reshape(channels, -1)
         z = z - z.mean(1, keepdim=True)

@@ -1,0 +1,142 @@
+"""Timing of sides that do the same thing: they must agree first, then they alternate, and medians are compared.
+
+Other load on the machine hits all sides alike when they take turns, but it stretches the time on the wall. What a
+side costs is processor time, and ratios are of that; both are reported.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+Side = Callable[[], Tensor]
+
+
+class Reading(NamedTuple):
+    """A result, and the seconds that it took: of processors, and on the wall."""
+
+    result: Tensor
+    cpu: float
+    wall: float
+
+
+OURS, LOOP, LIMIT = "coterie", "loop", "limit"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sides by name, ours among them; the least ratio to ours that is wanted of a side; and peers that are absent."""
+
+    name: str
+    what: str
+    sides: Mapping[str, Side]
+    wanted: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    once: Mapping[str, Callable[[], Reading]] = field(default_factory=dict)  # sides that take their time themselves
+    share: tuple[Side, int] | None = None  # a part of the limit, and how many of it the limit is, to count operations
+    tolerance: float = 1e-4  # of the largest difference to ours, relative to how far the result is from 0
+
+
+def measure(workload: Workload, repeats: int, rate: float) -> dict[str, Any]:
+    """Medians in milliseconds and ratios to ours; `rate` is what this machine multiplies a second.
+
+    The first pass is where the sides must agree. It warms them up, and counts only if no two passes follow.
+    """
+    cpu: dict[str, list[float]] = {name: [] for name in workload.sides}
+    wall: dict[str, list[float]] = {name: [] for name in workload.sides}
+    differences: dict[str, float] = {}
+    readings: dict[str, Reading] = {}
+    for turn in range(repeats):
+        results = {}
+        for name, side in workload.sides.items():
+            began, used = perf_counter(), process_time()
+            results[name] = side()
+            cpu[name].append(process_time() - used)
+            wall[name].append(perf_counter() - began)
+        if turn == 0:
+            readings = {name: read() for name, read in workload.once.items()}
+            results |= {name: reading.result for name, reading in readings.items()}
+            differences = agreed(workload, results)
+    warm = slice(1 if repeats > 2 else 0, None)
+    medians = {
+        name: (statistics.median(cpu[name][warm]), statistics.median(wall[name][warm])) for name in workload.sides
+    }
+    medians |= {name: (reading.cpu, reading.wall) for name, reading in readings.items()}
+    sides = {
+        name: {
+            "cpu_ms": 1e3 * used,
+            "wall_ms": 1e3 * clock,
+            "ratio": used / medians[OURS][0],
+            "difference": differences[name],
+        }
+        for name, (used, clock) in medians.items()
+    }
+    part, times = workload.share or (workload.sides.get(LIMIT), 1)
+    flops = None if part is None else times * counted(part)
+    return {
+        "workload": workload.name,
+        "what": workload.what,
+        "repeats": repeats,
+        "sides": sides,
+        "wanted": dict(workload.wanted),
+        "absent": dict(workload.absent),
+        "matmul_gflop": None if flops is None else flops / 1e9,
+        "matmul_bound_ms": None if flops is None else 1e3 * flops / rate,
+    }
+
+
+def agreed(workload: Workload, results: Mapping[str, Tensor]) -> dict[str, float]:
+    """Each side's largest difference to ours, relative to the largest entry; more than the tolerance is an error."""
+    ours = results[OURS]
+    differences = {name: float((result - ours).abs().max() / ours.abs().max()) for name, result in results.items()}
+    for name, difference in differences.items():
+        if not difference <= workload.tolerance:
+            raise SystemExit(
+                f"{workload.name}: {name} differs from coterie by {difference:.2g} of the largest entry, more than "
+                f"{workload.tolerance:g}; a comparison of times would mean nothing"
+            )
+    return differences
+
+
+def counted(side: Side) -> int:
+    """Operations of the matrix products and convolutions of a side."""
+    with FlopCounterMode(display=False) as counter:
+        side()
+    return int(counter.get_total_flops())
+
+
+def matmul_rate(n: int = 768, repeats: int = 5) -> float:
+    """Operations a second of a large float32 matrix product, the best of some."""
+    a, b = torch.ones(n, n), torch.ones(n, n)
+    best = float("inf")
+    for _ in range(repeats):
+        used = process_time()
+        torch.mm(a, b)
+        best = min(best, process_time() - used)
+    return 2.0 * n**3 / best
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """What was measured, for people."""
+    lines = [f"{'':4} {'side':20} {'CPU ms':>10} {'wall ms':>10} {'ratio':>8}  wanted"]
+    for result in results:
+        lines.append(f"{result['workload']:4} {result['what']}")
+        for name, side in result["sides"].items():
+            wanted = result["wanted"].get(name)
+            verdict = "" if wanted is None else _verdict(side["ratio"], wanted)
+            lines.append(
+                f"{'':4} {name:20} {side['cpu_ms']:10.2f} {side['wall_ms']:10.2f} {side['ratio']:8.2f}  {verdict}"
+            )
+        if result["matmul_bound_ms"] is not None:
+            lines.append(f"{'':4} {'products alone':20} {result['matmul_bound_ms']:10.2f}")
+        lines += [f"{'':4} {name}: {why}" for name, why in result["absent"].items()]
+    return "\n".join(lines)
+
+
+def _verdict(ratio: float, wanted: float) -> str:
+    return f"≥ {wanted:.3g} {'yes' if ratio >= wanted else 'NO'}"

@@ -1,0 +1,75 @@
+"""What all workloads share: random data, the run of ours, and the same network made of torch's own layers."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.speed.measure import Side
+from coterie.experiment.build import compiled, federate, using_threads
+from coterie.experiment.config import FederationTable
+from coterie.methods import Method
+from coterie.numerics import Draw
+from coterie.problems import Weighting, weighting
+from coterie.problems.models import FlatModel, build
+from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
+
+Shards = list[tuple[Tensor, Tensor]]
+ROUND = Draw.of(0).round(0)  # of which all sides take their batches
+
+
+def images(clients: int, rows: int, shape: tuple[int, ...], seed: int = 0) -> Shards:
+    """Noise with labels from 10 classes; the time of a step does not depend on what is learned."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(clients, rows, *shape, generator=generator)
+    y = torch.randint(0, 10, (clients, rows), generator=generator)
+    return list(zip(x, y, strict=True))
+
+
+def problem_of(model: str, shards: Shards, width: int | None = None) -> tuple[Weighting, nn.Module]:
+    """The problem as users make it, and its network made of torch's own layers."""
+    net = build(model, tuple(shards[0][0].shape[1:]), 10, seed=0, width=width)
+    return weighting(shards, shards[0], FlatModel(net), "cross_entropy"), ordinary(net)
+
+
+def ours(problem: Any, method: Method, *, what: Callable[[Any], Tensor] | None = None, **table: Any) -> Side:
+    """One round from the start, as a run makes it: mode and chunk are chosen by the same measurement."""
+    fed, _ = federate(problem, FederationTable(**table))
+    state = method.init(problem, fed.n)
+    read = what or (lambda s: method.view(s).model)
+    return lambda: read(method.round(fed.begin(1, ROUND), state, ROUND))
+
+
+def active(problem: Any, **table: Any) -> list[int]:
+    """Who takes part in that round."""
+    with using_threads(1):
+        fed, _ = federate(problem, FederationTable(mode="vmap", **table))
+    return fed.begin(1, ROUND).ids.tolist()
+
+
+def faster(problem: Any) -> Any:
+    """The same with derivatives compiled, as run.compile does."""
+    return compiled(problem, "benchmark")
+
+
+def ordinary(net: nn.Module) -> nn.Module:
+    """A copy of a network with torch's own convolutions and batch norms, whose statistics are those of the batch."""
+    net = deepcopy(net)
+    for name, part in net.named_children():
+        setattr(net, name, _torchs_own(part))
+    return net
+
+
+def _torchs_own(part: nn.Module) -> nn.Module:
+    if isinstance(part, PatchConv2d):
+        other: nn.Module = nn.Conv2d(
+            part.in_channels, part.out_channels, part.kernel_size, stride=part.stride, padding=part.padding
+        )
+    elif isinstance(part, BatchStatisticsNorm2d):
+        other = nn.BatchNorm2d(part.num_features, track_running_stats=False)
+    else:
+        return ordinary(part)
+    other.load_state_dict(part.state_dict())
+    return other

@@ -1,0 +1,60 @@
+"""The tables of the pages, from the stored results in docs/results.
+
+    python docs/tables.py                                 write every table anew
+    python docs/tables.py runs/x/NAME-SCALE.json [...]    take results over first
+
+`coterie reproduce NAME --scale SCALE --out runs/x` writes such a file. A page shows it between two markers,
+`<!-- result: NAME SCALE -->` and `<!-- end of result -->`; put the markers where the table is wanted.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from coterie.experiment.reproduce import markdown
+
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS / "results"
+PLACE = re.compile(r"(<!-- result: (?P<name>\S+) (?P<scale>\S+) -->\n).*?(<!-- end of result -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """A page with its tables as the stored results have them."""
+
+    def table(found: re.Match[str]) -> str:
+        stored = RESULTS / f"{found['name']}-{found['scale']}.json"
+        return f"{found[1]}\n{markdown(json.loads(stored.read_text(encoding='utf-8')))}\n{found[4]}"
+
+    return PLACE.sub(table, text)
+
+
+def pages() -> list[Path]:
+    """Every page."""
+    return sorted(DOCS.rglob("*.md"))
+
+
+def take(source: Path) -> Path:
+    """A result of `coterie reproduce` into docs/results."""
+    result = json.loads(source.read_text(encoding="utf-8"))
+    out = RESULTS / f"{result['name']}-{result['scale']}.json"
+    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return out
+
+
+def main() -> None:
+    for source in sys.argv[1:]:
+        print("took over", take(Path(source)))
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if filled(text) != text:
+            page.write_text(filled(text), encoding="utf-8")
+            print("wrote", page)
+    shown = {f"{found['name']}-{found['scale']}" for page in pages() for found in PLACE.finditer(page.read_text())}
+    for stored in sorted(RESULTS.glob("*.json")):
+        if stored.stem not in shown:
+            print(f"no page shows {stored.name}; put <!-- result: … --> markers where it belongs")
+
+
+if __name__ == "__main__":
+    main()

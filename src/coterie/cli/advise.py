@@ -1,0 +1,111 @@
+"""Own files: advise, predict, and data example."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.data import data
+from coterie.errors import UsageError
+
+ROUNDS = 60
+
+
+@app.command(epilog="Example: coterie advise --clients 'sites/*.csv' --target mine.csv --label diagnosis --out advice")
+def advise(
+    config: ConfigFile = None,
+    clients: Annotated[str | None, typer.Option(help="The partners' files, as a pattern in quotes.")] = None,
+    target: Annotated[str | None, typer.Option(help="Your own file.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    method: Annotated[str | None, typer.Option(help="What learns the weights; see `coterie list methods`.")] = None,
+    rounds: Annotated[int | None, typer.Option(help=f"Rounds of each training; by default {ROUNDS}.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes splits, starts and every draw.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=50, help="Random orders of your rows, of 5 folds each.")] = 2,
+    placebos: Annotated[int, typer.Option(min=5, max=200, help="Shuffled copies of each partner.")] = 20,
+    bootstraps: Annotated[int, typer.Option(min=0, max=200, help="Resamples of the rows that judge weights.")] = 5,
+    contributions: Annotated[
+        str | None, typer.Option(metavar="loo|shapley", help="Also what each partner adds, at a cost said first.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
+    set_: Sets = None,
+    json: Json = False,
+    force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
+) -> None:
+    """With whom should you train, and is it worth it? Reads files, tries, and writes a page and a model."""
+    from coterie.experiment import config as configuration
+    from coterie.experiment.advise import Effort
+    from coterie.experiment.advise import advise as find_out
+    from coterie.experiment.files import write_atomically
+    from coterie.experiment.screening import Plan
+    from coterie.report.advice import page, show
+    from coterie.report.terminal import console_for
+
+    if contributions not in (None, "loo", "shapley"):
+        raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")
+    given: dict[str, Any] = {
+        "problem.clients": clients,
+        "problem.target": target,
+        "problem.label": label,
+        "run.method": method,
+        "run.seed": seed,
+        "run.rounds": rounds if rounds is not None or config is not None else ROUNDS,
+    }
+    flags = {key: value for key, value in given.items() if value is not None}
+    if config is None:
+        flags["run.problem"] = "files"
+    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    folder = out or new_folder("advice")
+    console = console_for(json)
+    effort = Effort(repeats, bootstraps, Plan(placebos=placebos))
+    advice = find_out(
+        resolved, folder, effort, values=contributions, say=lambda text: console.print(f"· {text}"), force=force
+    )
+    write_atomically(folder / "advice.html", page(advice).encode())
+    if json:
+        print(jsonlib.dumps(advice, indent=2))
+    else:
+        show(console, advice, folder)
+
+
+@app.command(epilog="Example: coterie predict advice/model new.csv --out predictions.csv")
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A result folder with preprocess.json.")],
+    file: Annotated[Path, typer.Argument(help="Rows to predict, with the columns of the training files.")],
+    out: Annotated[Path | None, typer.Option(help="A CSV file; by default standard output.")] = None,
+) -> None:
+    """Predict labels, and probabilities of classes, with a trained model and its stored preprocessing."""
+    import sys
+
+    from coterie.experiment.predict import predict as predictions
+
+    table = predictions(folder, file)
+    for note in table.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if out is None:
+        table.write(sys.stdout)
+        return
+    try:
+        with out.open("w", newline="", encoding="utf-8") as stream:
+            table.write(stream)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from None
+
+
+@data.command("example", epilog="Example: coterie data example hospital")
+def data_example(
+    folder: Annotated[Path, typer.Argument(help="Where mine.csv and sites/*.csv go.")],
+    name: Annotated[str, typer.Option("--data", help="breast-cancer, digits or covtype.")] = "breast-cancer",
+    seed: Annotated[int, typer.Option(min=0, help="Who gets which rows.")] = 0,
+    friends: Annotated[int, typer.Option(min=0, help="Partners that draw from your distribution.")] = 3,
+    strangers: Annotated[int, typer.Option(min=0, help="Partners whose labels are shuffled.")] = 3,
+    own: Annotated[int, typer.Option(min=1, help="Your rows.")] = 60,
+) -> None:
+    """Write an example for `coterie advise`: real tables split into sites, with known friends and strangers."""
+    from coterie.problems.files.example import write_example
+
+    done = write_example(folder, name, seed=seed, friends=friends, strangers=strangers, own=own)
+    print(f"{folder}/mine.csv and {len(done.friends) + len(done.strangers)} files in {folder}/sites.")
+    print(f"Friends: {', '.join(done.friends) or 'none'}. Strangers: {', '.join(done.strangers) or 'none'}.")
+    print(f"Next: coterie advise --clients '{folder}/sites/*.csv' --target {folder}/mine.csv --label {done.label}")

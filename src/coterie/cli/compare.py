@@ -1,0 +1,82 @@
+"""Methods side by side: compare."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.errors import RunError, UsageError
+
+
+@app.command(epilog="Example: coterie compare --methods meritfed,fedavg,local-train --seeds 0,1,2 --out runs/compared")
+def compare(
+    config: ConfigFile = None,
+    methods: Annotated[
+        str, typer.Option(metavar="A,B,C", help="Methods; the others are tested against the first.")
+    ] = "meritfed,fedavg,local-train",
+    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`.")] = None,
+    seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Each method runs once for each.")] = "0,1,2",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of each run; with --budget, at most so many.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, metavar="BYTES", help="Each run ends with the round that has moved so much.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
+    set_: Sets = None,
+    json: Json = False,
+    force: Annotated[bool, typer.Option("--force", help="Empty an existing folder first.")] = False,
+) -> None:
+    """Run methods × seeds on one problem, at equal rounds or bytes: table, ranks, paired tests, report.
+
+    A setting of one method is --set METHOD.KEY=VALUE. The same command again goes on where it was interrupted.
+    """
+    from coterie.experiment import config as configuration
+    from coterie.experiment.compare import WITH_BUDGET, plan
+    from coterie.experiment.compare import compare as run_all
+    from coterie.report.compared import CompareDisplay, save
+    from coterie.report.terminal import console_for
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    common, own = _by_method(configuration.parse_sets(set_ or []), names)
+    flags = {"run.problem": problem, "run.rounds": rounds, "run.budget": budget}
+    base = configuration.load(config, common, {key: value for key, value in flags.items() if value is not None})
+    if budget is not None and rounds is None:
+        base = base.with_run(rounds=WITH_BUDGET * base.run.rounds)
+    cases = plan(base, names, numbers(seeds), own)
+    folder = out or new_folder("compare", base.run.problem)
+    with CompareDisplay(console_for(json), cases, folder) as display:
+        try:
+            result = run_all(cases, folder, jobs=jobs, force=force, report=display.report, tick=display.tick)
+        except KeyboardInterrupt:
+            raise RunError(f"stopped; the same command with --out {folder} goes on where it was.") from None
+        page = save(result, folder)
+        display.end(result, page)
+    if json:
+        print(jsonlib.dumps({**result, "report": str(page)}, indent=2))
+    if result["outcome"] != "finished":
+        raise typer.Exit(1)
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers, separated by commas."""
+    try:
+        return [int(one) for one in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {text!r} is no list of whole numbers; write for example --seeds 0,1,2.") from None
+
+
+def _by_method(sets: dict[str, Any], methods: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Settings of all runs, and those of single methods."""
+    common: dict[str, Any] = {}
+    own: dict[str, dict[str, Any]] = {name: {} for name in methods}
+    for dotted, value in sets.items():
+        table, _, key = dotted.partition(".")
+        if table == "method":
+            raise UsageError(f"--set {dotted}: of which method? Write for example --set {methods[0]}.{key}=… instead.")
+        if table in own and key:
+            own[table][key] = value
+        else:
+            common[dotted] = value
+    return common, own

@@ -1,0 +1,49 @@
+"""Flower projects: new, try."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.cli.app import Json, app, new_folder
+from coterie.cli.engines import launcher
+
+flower = typer.Typer(help="Projects of your own on Flower.", no_args_is_help=True)
+app.add_typer(flower, name="flower")
+
+
+@flower.command(epilog="Example: coterie flower new hospitals")
+def new(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
+    """Write a Flower project that runs as it is."""
+    from coterie.flower.project import new as write
+
+    launcher("flower")  # says what to install where Flower is not there
+    for path in write(folder):
+        print(path)
+    print(f"Try it here: coterie flower try {folder}")
+
+
+@flower.command("try", epilog="Example: coterie flower try hospitals --clients 3")
+def try_(
+    folder: Annotated[Path, typer.Argument(help="A Flower project.")],
+    clients: Annotated[int, typer.Option(min=1, help="SuperNodes to start.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a project with a SuperLink and SuperNodes on this machine; all of them are ended afterwards."""
+    from coterie.report.terminal import console_for, show_summary
+
+    launcher("flower")
+    from coterie.flower.project import try_out
+
+    place = out or new_folder("flower", folder.resolve().name)
+    say = (lambda _: None) if json else (lambda text: print(text, file=sys.stderr, flush=True))
+    summary = try_out(folder, clients, place, say)
+    if json:
+        print(jsonlib.dumps(summary, indent=2))
+    else:
+        show_summary(console_for(json), summary, str(place))
+    if summary["outcome"] != "finished":
+        raise typer.Exit(1)

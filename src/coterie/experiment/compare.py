@@ -1,0 +1,216 @@
+"""Methods × seeds on one problem, at equal rounds or at equal bytes: means, ranks, and paired tests over the seeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from coterie.errors import UsageError
+from coterie.experiment.build import check_needs, make_problem
+from coterie.experiment.config import Config, load, resolve
+from coterie.experiment.files import write_atomically, write_json
+from coterie.experiment.processes import Job, run_all
+from coterie.experiment.records import prepare
+from coterie.methods.registry import method_entry
+from coterie.numerics.paired import flip_test, holm, least_p, ranks, t_test
+
+MEASURES = (
+    "personal_accuracy",
+    "test_accuracy",
+    "balanced_accuracy",
+    "validation_accuracy",
+    "objective",
+    "distance_to_optimum",
+    "test_loss",
+)
+CHECKPOINTS = 20  # a run
+WITH_BUDGET = 5  # times as many rounds at most, so that cheap methods can use the budget up
+CHOSEN = {"run.threads", "run.checkpoint", "run.record", "federation.mode", "federation.chunk", "federation.memory"}
+LEVEL = 0.05
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+class Case(NamedTuple):
+    """One run of a comparison."""
+
+    method: str
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Its folder's name."""
+        return f"{self.method}-{self.seed}"
+
+
+def plan(base: Config, methods: Sequence[str], seeds: Sequence[int], settings: Settings | None = None) -> list[Case]:
+    """All runs, seed by seed; whatever is wrong with them is found here. settings are by method, over the defaults."""
+    if not methods or not seeds:
+        raise UsageError("a comparison needs methods and seeds; for example --methods meritfed,fedavg --seeds 0,1,2.")
+    for what, given in (("method", methods), ("seed", seeds)):
+        twice = [value for value in given if list(given).count(value) > 1]
+        if twice:
+            raise UsageError(f"the {what} {twice[0]} is named twice.")
+    own = {method_entry(name).name: dict((settings or {}).get(name, {})) for name in methods}
+    configs = {name: _configured(base, name, own[name], everyone=False) for name in methods}
+    if any(config.problem.get("everyone") is True for config in configs.values()):  # then for all, or nothing compares
+        configs = {name: _configured(base, name, own[name], everyone=True) for name in methods}
+    problem = make_problem(configs[methods[0]].with_run(seed=seeds[0]))
+    for name, config in configs.items():
+        check_needs(method_entry(name).make(**config.method), problem, config.run.problem)
+    return [Case(name, seed, configs[name].with_run(seed=seed)) for seed in seeds for name in methods]
+
+
+def _configured(base: Config, method: str, settings: Mapping[str, Any], *, everyone: bool) -> Config:
+    tables = base.as_dict()
+    tables.pop("version")
+    tables["method"] = dict(settings)
+    tables["run"] |= {"method": method, "baselines": [], "threads": 1}
+    if everyone:
+        tables["problem"] |= {"everyone": True}
+    elif tables["problem"].get("everyone") is False:  # what base has by default is not what was asked for
+        tables["problem"].pop("everyone")
+    return resolve(tables)
+
+
+def compare(
+    cases: Sequence[Case],
+    folder: Path,
+    *,
+    jobs: int | None = None,
+    force: bool = False,
+    report: Callable[[Case, dict[str, Any]], None] = lambda case, summary: None,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Run what has not been run, write compare.json and return it; a comparison in the folder is gone on with."""
+    if not (folder / "compare.json").is_file() or force:
+        prepare(folder, force=force)
+    placed = [(case, folder / "runs" / case.name) for case in cases]
+    for case, place in placed:
+        _check_same(case, place)
+    write_atomically(folder / "config.toml", cases[0].config.as_toml().encode())
+    result = {"methods": _unique(c.method for c in cases), "seeds": _unique(c.seed for c in cases)}
+    if not (folder / "compare.json").is_file():
+        write_json(folder / "compare.json", {**result, "outcome": "not finished"})
+    every = max(1, cases[0].config.run.rounds // CHECKPOINTS)
+    runs = [Job(_sparing(case.config, every), place) for case, place in placed]
+    summaries = run_all(runs, at_once=jobs, report=lambda i, summary: report(cases[i], summary), tick=tick)
+    result = {**result, **summarise(list(zip(cases, summaries, strict=True)))}
+    write_json(folder / "compare.json", result)
+    return result
+
+
+def _unique(values: Any) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def _sparing(config: Config, every: int) -> Config:
+    """With fewer checkpoints, unless they were asked for."""
+    return config.with_run(checkpoint=every) if config.run.checkpoint == 1 else config
+
+
+def _check_same(case: Case, place: Path) -> None:
+    """A run that is there already must be the one that is wanted."""
+    if not (place / "config.toml").is_file():
+        return
+    there, wanted = load(place / "config.toml").settings(), case.config.settings()
+    for key, value in wanted.items():
+        if key not in CHOSEN and there.get(key) != value:
+            raise UsageError(
+                f"{place} was made with {key} = {there.get(key)}, not {value}; choose another --out, "
+                "or overwrite the comparison with --force."
+            )
+
+
+def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The table, a row a method, by the first measure that all finished runs have; the first is the reference."""
+    fine = [(case, summary) for case, summary in done if summary["outcome"] == "finished"]
+    config = done[0][0].config
+    about = {"problem": config.run.problem, "rounds": config.run.rounds, "budget": config.run.budget}
+    runs = [
+        {"method": case.method, "seed": case.seed, "folder": f"runs/{case.name}"}
+        | {key: summary.get(key) for key in ("outcome", "message", "rounds", "final", "communication", "seconds")}
+        for case, summary in done
+    ]
+    outcome = "finished" if len(fine) == len(done) else "some runs did not finish"
+    measure = next((m for m in MEASURES if fine and all(_value(s, m) is not None for _, s in fine)), None)
+    if measure is None:
+        return {**about, "outcome": outcome, "measure": None, "rows": [], "tests": None, "runs": runs}
+    better = measure.endswith("accuracy")
+    values: dict[str, dict[int, float]] = {case.method: {} for case, _ in done}
+    for case, summary in fine:
+        values[case.method][case.seed] = float(summary["final"][measure])
+    placed = _mean_ranks(values, higher_is_better=better)
+    rows = []
+    for method, by_seed in values.items():
+        mine = [summary for case, summary in fine if case.method == method]
+        rows.append(
+            {
+                "method": method,
+                "mean": fmean(by_seed.values()) if by_seed else None,
+                "std": stdev(by_seed.values()) if len(by_seed) > 1 else None,
+                "values": {str(seed): value for seed, value in by_seed.items()},
+                "rank": placed.get(method),
+                "rounds": _mean(s["rounds"] for s in mine),
+                "bytes": _mean(s["communication"]["bytes_up"] + s["communication"]["bytes_down"] for s in mine),
+                "seconds": _mean(s["seconds"] for s in mine),
+                "unfinished": sum(case.method == method for case, _ in done) - len(mine),
+            }
+        )
+    return {
+        **about,
+        "outcome": outcome,
+        "measure": measure,
+        "higher_is_better": better,
+        "rows": rows,
+        "tests": paired_tests(values),
+        "runs": runs,
+    }
+
+
+def _value(summary: Mapping[str, Any], measure: str) -> float | None:
+    value = summary["final"].get(measure)
+    return value if isinstance(value, int | float) else None
+
+
+def _mean(values: Any) -> float | None:
+    listed = list(values)
+    return fmean(listed) if listed else None
+
+
+def _mean_ranks(values: Mapping[str, Mapping[int, float]], *, higher_is_better: bool) -> dict[str, float]:
+    """Ranks within each seed that every method finished, averaged."""
+    methods = [m for m, by_seed in values.items() if by_seed]
+    common = sorted(set.intersection(*(set(values[m]) for m in methods))) if methods else []
+    table = [ranks([values[m][s] for m in methods], higher_is_better=higher_is_better) for s in common]
+    return {m: fmean(row[i] for row in table) for i, m in enumerate(methods)} if table else {}
+
+
+def paired_tests(values: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    """Each other method against the first, on the seeds that both finished, and what so many seeds can show."""
+    reference, *others = values
+    rows: list[dict[str, Any]] = []
+    for method in others:
+        common = sorted(values[reference].keys() & values[method].keys())
+        differences = [values[reference][s] - values[method][s] for s in common]
+        mean = fmean(differences) if differences else None
+        pair = {"p_t": t_test(differences), "p_exact": flip_test(differences)}
+        rows.append({"method": method, "pairs": len(common), "difference": mean, **pair})
+    for row, p in zip(rows, holm([row["p_t"] for row in rows]), strict=True):
+        row["p_holm"] = p
+    pairs = max((row["pairs"] for row in rows), default=0)
+    return {"reference": reference, "comparisons": rows, "least_p": least_p(pairs), "note": _what_can_be_shown(pairs)}
+
+
+def _what_can_be_shown(pairs: int) -> str:
+    if pairs < 2:
+        return "With one seed nothing is shown but that seed: give more with --seeds."
+    exact = f"With {pairs} seeds the exact test cannot fall below p = {least_p(pairs):.3g}"
+    if least_p(pairs) > LEVEL:
+        need = next(n for n in range(2, 20) if least_p(n) <= LEVEL)
+        return (
+            f"{exact}, so it cannot show a difference at the 5 % level however large that is ({need} seeds can). "
+            "The t-test can, if one takes the differences for normally distributed, which so few seeds cannot check."
+        )
+    return f"{exact}. The t-test takes the differences for normally distributed; the exact test does not."

@@ -1,0 +1,186 @@
+"""Many runs, some at a time, by worker processes: grids, comparisons, reproductions.
+
+Each has a result folder of its own, so it can be resumed and looked at; one that is finished is read, not run again.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock
+from typing import Any, NamedTuple
+
+from coterie.errors import RunError
+from coterie.experiment.config import Config, load
+from coterie.experiment.files import make_folder, write_atomically
+from coterie.experiment.run import finished
+
+TAIL = 1 << 16
+TICK = 0.5
+
+
+class Job(NamedTuple):
+    """A run to be made, and where."""
+
+    config: Config
+    folder: Path
+
+
+class _Worker:
+    """A process that makes one run after the other."""
+
+    def __init__(self, threads: int) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "coterie.experiment.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )
+
+    def make(self, config: Path, folder: Path) -> dict[str, Any]:
+        """One run's summary."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(json.dumps({"config": str(config), "folder": str(folder)}), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self._process.wait()
+            self._said.seek(0)
+            last = self._said.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise RunError(f"the run in {folder} failed: {' '.join(last) or 'its process has ended'}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RunError(f"the run in {folder} failed: {answer['error']}")
+        return dict(answer["summary"])
+
+    def stop(self) -> None:
+        """The run that it makes ends, with its state saved."""
+        self._process.terminate()
+
+    def close(self) -> None:
+        """No more runs."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:  # it ended with something still to be read
+                    continue
+        self._process.wait()
+        self._said.close()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can make another run."""
+        return self._process.poll() is None
+
+
+class _Workers:
+    """Workers, started as they are needed; one that has died is replaced."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads, self._lock = threads, Lock()
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._all: list[_Worker] = []
+        self._closed = False
+
+    def run(self, job: Job) -> dict[str, Any]:
+        """A finished run is read, an interrupted one resumed."""
+        folder = job.folder
+        if (folder / "config.toml").is_file():
+            known = finished(folder, load(folder / "config.toml").run)
+            if known is not None:
+                return known
+        make_folder(folder)
+        source = folder.with_name(f"{folder.name}.toml")
+        write_atomically(source, job.config.with_run(baselines=[]).as_toml().encode())
+        worker = self._take()
+        try:
+            return worker.make(source, folder)
+        finally:
+            self._idle.put(worker)
+
+    def _take(self) -> _Worker:
+        while True:
+            try:
+                worker = self._idle.get_nowait()
+            except Empty:
+                break
+            if worker.is_there:
+                return worker
+        with self._lock:
+            if self._closed:
+                raise RunError("stopped before it began.")
+            self._all.append(_Worker(self._threads))
+            return self._all[-1]
+
+    def stop(self) -> None:
+        """All runs end, with their states saved."""
+        with self._lock:
+            self._closed = True
+            for worker in self._all:
+                worker.stop()
+
+    def close(self) -> None:
+        """When all runs are over."""
+        for worker in self._all:
+            worker.close()
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    at_once: int | None = None,
+    report: Callable[[int, dict[str, Any]], None] = lambda i, summary: None,
+    tick: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Run all, in the order given, and return their summaries; `report` hears of each as it ends, `tick` now and then.
+
+    at_once is by default one a core; the cores are shared out among them.
+    """
+    cores = os.cpu_count() or 1
+    workers = max(1, min(at_once or cores, len(jobs)))
+    threads = max(1, cores // workers)
+    helpers, summaries = _Workers(threads), dict[int, dict[str, Any]]()
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            waiting: dict[Future[dict[str, Any]], int] = {}
+            try:
+                waiting = {pool.submit(helpers.run, job): i for i, job in enumerate(jobs)}
+                while waiting:
+                    done, _ = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        i = waiting.pop(future)
+                        summaries[i] = future.result()
+                        report(i, summaries[i])
+                    tick()
+            except BaseException:
+                for future in waiting:
+                    future.cancel()
+                helpers.stop()
+                raise
+    finally:
+        helpers.close()
+    return [summaries[i] for i in range(len(jobs))]
+
+
+def rounds_done(folder: Path) -> int:
+    """How far a run has come, by what it has recorded."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            lines = file.read().split(b"\n")
+        return int(json.loads(lines[-2])["round"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return 0  # not begun, or a line that is longer than the tail

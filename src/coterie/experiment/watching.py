@@ -1,0 +1,48 @@
+"""Ending with another process: a worker with who started it or with its node, a server's app with its SuperLink."""
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+LOOK = 0.5  # seconds between two looks where the system cannot tell by itself
+GRACE = 20.0  # seconds to save what there is
+
+
+def when_ended(process: int, then: Callable[[], None]) -> None:
+    """Do something, in a thread, as soon as a process that is no child of this one has ended."""
+
+    def look() -> None:
+        _until_ended(process)
+        then()
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """Stop as by SIGTERM when the process that started this one is gone, and end for good a little later.
+
+    Else a worker would finish its run for nobody, and Flower's server app go on asking a SuperLink that was killed;
+    both would keep the result folder to themselves.
+    """
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE)
+        os._exit(1)
+
+    when_ended(os.getppid(), end)
+
+
+def _until_ended(process: int) -> None:
+    if hasattr(os, "pidfd_open"):
+        with suppress(OSError):
+            select.select([os.pidfd_open(process)], [], [])
+            return
+    with suppress(OSError):
+        while True:
+            os.kill(process, 0)
+            time.sleep(LOOK)

@@ -1,0 +1,44 @@
+"""`python -m coterie.experiment.worker`: makes runs one after the other, as lines on standard input ask for them.
+
+A line is {"config": FILE, "folder": DIR}, the answer {"summary": …} or {"error": …}. One process for many runs, because
+starting one takes longer than a small run.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from coterie.errors import CoterieError
+from coterie.experiment.config import load
+from coterie.experiment.run import resume, run
+from coterie.experiment.watching import end_with_parent
+
+
+def made(config: Path, folder: Path) -> dict[str, Any]:
+    """A run, begun or gone on with; its summary."""
+    if (folder / "config.toml").is_file():
+        return resume(folder, lambda name, is_baseline: None)
+    return run(load(config), folder, lambda name, is_baseline: None)
+
+
+def main() -> None:
+    """Until standard input ends, or the process that asks."""
+    end_with_parent()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)  # whatever prints, the answers stay clean
+        for line in sys.stdin:
+            order = json.loads(line)
+            try:
+                answer: dict[str, Any] = {"summary": made(Path(order["config"]), Path(order["folder"]))}
+            except CoterieError as error:
+                answer = {"error": str(error)}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:  # Ctrl-C reaches all processes of a terminal; the one that was asked says so
+        sys.exit(1)

@@ -1,0 +1,282 @@
+"""A node: the side of the clients, without any transport. `Node.handle` takes the bytes of an order and returns those
+of the reply, whatever comes; a transport only carries them.
+
+A node holds the rows of one client or of several. It runs works of admitted modules only, keeps client memory in
+versions that never change, and repeats its last reply when an order is repeated.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.federation.api import Call
+from coterie.federation.local import LocalEngine
+from coterie.federation.remote.codec import WORDS, CodecError, Limits, Names, decode, encode
+from coterie.federation.remote.messages import PROTOCOL, Card, Done, Order, Past, Reply, Step, Trouble
+from coterie.federation.shards import Shard, Stack
+from coterie.federation.tree import Tree, joined, row, stack, tensors, tree_map
+from coterie.federation.work import Each, Memory, Static
+from coterie.numerics import Draw
+
+RUNS = 8  # a node keeps the memory of so many runs
+REASON = 300  # characters of an error that are told
+
+
+class Refused(Exception):
+    """An order that this node does not carry out, as the trouble that is told."""
+
+    def __init__(self, kind: str, reason: str, clients: tuple[int, ...] = ()) -> None:
+        super().__init__(reason)
+        self.trouble = Trouble(kind, reason[:REASON], clients)
+
+
+class Store:
+    """Client memory by run, client and version; with a folder, kept there too, so that it outlives the process."""
+
+    def __init__(self, folder: Path | None = None, names: Names = Names()) -> None:  # noqa: B008
+        self.folder, self.names = folder, names
+        self._kept: dict[str, dict[tuple[int, int], Tree]] = {}
+
+    def get(self, run: str, client: int, version: int) -> Tree | None:
+        """The memory of that version, or None where it is lost."""
+        found = self._kept.get(run, {}).get((client, version))
+        if found is None and self.folder is not None:
+            with suppress(OSError, CodecError):  # lost is lost, the server is told
+                (found,) = decode(self._path(run, client, version).read_bytes(), self.names)
+        return found
+
+    def put(self, run: str, client: int, version: int, memory: Tree) -> None:
+        """Keep a version."""
+        self._kept.setdefault(run, {})[client, version] = memory
+        if self.folder is not None:
+            path = self._path(run, client, version)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, name = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(encode((memory,)))
+            os.replace(name, path)
+
+    def keep(self, run: str, versions: Mapping[int, set[int]]) -> None:
+        """Forget all versions of these clients but those named, and runs that are long over."""
+        here = self._kept.pop(run, {})  # the run at work comes last
+        self._kept[run] = {key: value for key, value in here.items() if key[1] in versions.get(key[0], {key[1]})}
+        while len(self._kept) > RUNS:
+            self._kept.pop(next(iter(self._kept)))
+        if self.folder is None or not (self.folder / run).is_dir():
+            return
+        for path in (self.folder / run).glob("*.memory"):
+            client, _, version = path.stem.partition("-")
+            if int(version) not in versions.get(int(client), {int(version)}):
+                path.unlink(missing_ok=True)
+        _without_old_runs(self.folder)
+
+    def _path(self, run: str, client: int, version: int) -> Path:
+        assert self.folder is not None
+        return self.folder / run / f"{client}-{version}.memory"
+
+
+def _without_old_runs(folder: Path) -> None:
+    runs = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for old in runs[:-RUNS]:
+        for path in old.iterdir():
+            path.unlink(missing_ok=True)
+        old.rmdir()
+
+
+@dataclass(frozen=True)
+class Numbered(Draw):
+    """Draws for clients that stand in a row here but are known by their ids."""
+
+    ids: Tensor
+
+    def client(self, ids: int | Tensor) -> Draw:
+        """The draws of the client at that place, or at each of some places."""
+        return Draw(self.key).client(self.ids[ids])
+
+
+@dataclass
+class Node:
+    """The rows of `clients` (one part of the engine's stacks each, in this order) and what they remember.
+
+    With `shares_memory` the server may ask for client memory, for its records.
+    """
+
+    engine: LocalEngine
+    clients: tuple[int, ...]
+    names: Names = field(default_factory=Names)
+    limits: Limits = field(default_factory=Limits)
+    store: Store = field(default_factory=Store)
+    shares_memory: bool = False
+    _last: tuple[bytes, bytes] | None = None
+
+    def handle(self, data: bytes) -> bytes:
+        """The reply to an order. Never raises: what goes wrong is a reply too."""
+        number = 0
+        try:
+            if self._last is not None and data == self._last[0]:
+                return self._last[1]
+            order = self._order(data)
+            number = order.number
+            reply = encode(Reply(number, self._content(order)))
+            self._last = (data, reply)
+            return reply
+        except Refused as refused:
+            return encode(Reply(number, refused.trouble))
+        except CodecError as error:
+            return encode(Reply(number, Trouble("refused", str(error)[:REASON])))
+        except Exception as error:  # a work of the user's may fail in any way; the server shall know, and go on
+            first = (str(error).splitlines() or [""])[0]
+            return encode(Reply(number, Trouble("client error", f"{type(error).__name__}: {first}"[:REASON])))
+
+    def _order(self, data: bytes) -> Order:
+        order = decode(data, self.names, self.limits)
+        if not isinstance(order, Order) or not isinstance(order.protocol, int):
+            raise Refused("refused", "this is no order")
+        if order.protocol != PROTOCOL:
+            raise Refused("refused", f"the server speaks protocol {order.protocol}, this node {PROTOCOL}")
+        whole = _are(order.clients, int) and all(_are(versions, int) for versions in order.alive)
+        if not (isinstance(order.number, int) and whole and _are(order.steps, Step) and isinstance(order.run, str)):
+            raise Refused("refused", "a field of the order has a wrong type")
+        if not order.run.isalnum() or not order.run.isascii():
+            raise Refused("refused", "a run is named by letters and digits")
+        if order.kind != "whoami" and (unknown := set(order.clients) - set(self.clients)):
+            raise Refused("refused", f"this node does not hold client {min(unknown)}")
+        return order
+
+    def _content(self, order: Order) -> Any:
+        if order.kind == "whoami":
+            return self.card()
+        if len(order.alive) != len(order.clients):
+            raise Refused("refused", "versions must be named for every client")
+        if order.kind == "recall":
+            return self._recalled(order)
+        if order.kind != "run":
+            raise Refused("refused", f"{order.kind[:40]!r} is nothing that a node can do")
+        done = tuple(self._done(order, step) for step in order.steps)
+        made = [s.memory.after for s in order.steps if s.memory]
+        alive = enumerate(zip(order.clients, order.alive, strict=True))
+        self.store.keep(order.run, {k: {*versions, *(after[i] for after in made)} for i, (k, versions) in alive})
+        return done
+
+    def card(self) -> Card:
+        """Who this is."""
+        columns = tuple((WORDS[c.dtype], tuple(c.shape[1:])) for c in self.engine.train.columns)
+        rows = tuple(self.engine.train.counts.tolist())
+        return Card(self.clients, rows, columns, self.engine.target is not None, self.shares_memory)
+
+    def _recalled(self, order: Order) -> Tree:
+        if not self.shares_memory:
+            raise Refused("refused", "this node does not show what its clients remember")
+        return stack([self._memory(order.run, k, v[0]) for k, v in zip(order.clients, order.alive, strict=True)])
+
+    def _done(self, order: Order, step: Step) -> Done:
+        work = self.names.work(step.work)
+        static = Static(**step.static)
+        key = self.engine.sizes.new_tensor(step.draw)
+        shared = self._here(step.shared)
+        if step.at_target:
+            return Done(self.engine.execute_at_target(Call(work, shared, None, static, Draw(key))), ())
+        place = {k: i for i, k in enumerate(self.clients)}
+        places = self.engine.sizes.new_tensor([place[k] for k in order.clients])
+        _check_rows(shared, len(places))
+        past = step.memory
+        memory = None if past is None else Memory(self._here(self._past(order, past)))
+        draw = Numbered(key, self.engine.sizes.new_tensor(order.clients))
+        everyone = torch.arange(len(places), device=places.device)
+        chunks = list(self._at(places).execute(Call(work, shared, memory, static, draw), everyone))
+        values = joined([chunk.values for chunk in chunks])
+        if past is None:
+            return Done(values, ())
+        news = [row(c.memory, i) for c in chunks for i in range(len(c.ids))]
+        fine = tuple(all(bool(torch.isfinite(t).all()) for t in tensors(new)) for new in news)
+        for client, version, new, ok in zip(order.clients, past.after, news, fine, strict=True):
+            if ok:
+                self.store.put(order.run, client, version, tree_map(lambda t: t.cpu().clone(), new))
+        return Done(values, fine)
+
+    def _past(self, order: Order, past: Past) -> Tree:
+        """What the clients remember of the versions asked for, stacked."""
+        if not _are(past.before, int) or not _are(past.after, int):
+            raise Refused("refused", "versions of memory are whole numbers")
+        if not len(past.before) == len(past.after) == len(order.clients):
+            raise Refused("refused", "versions of memory must be named for every client")
+        found, lost = [], []
+        for i, (client, version) in enumerate(zip(order.clients, past.before, strict=True)):
+            if version == 0:
+                found.append(row(past.start, i))
+            elif (kept := self.store.get(order.run, client, version)) is not None:
+                found.append(kept)
+            else:
+                lost.append(client)
+        if lost:
+            raise Refused("forgotten", "the memory of the last exchange is gone", tuple(lost))
+        return stack(found)
+
+    def _memory(self, run: str, client: int, version: int) -> Tree:
+        kept = self.store.get(run, client, version)
+        if kept is None:
+            raise Refused("forgotten", "the memory of the last exchange is gone", (client,))
+        return kept
+
+    def _at(self, places: Tensor) -> LocalEngine:
+        """The engine for some of the clients, numbered from 0."""
+        if len(places) == len(self.clients) and places.tolist() == list(range(len(places))):
+            return self.engine
+        valid = self.engine.valid
+        return replace(
+            self.engine,
+            train=self.engine.train.shared_by(places),
+            valid=None if valid is None else valid.shared_by(places),
+        )
+
+    def _here(self, tree: Tree) -> Tree:
+        device = self.engine.sizes.device
+
+        def moved(leaf: Any) -> Any:
+            if isinstance(leaf, Each):
+                return Each(leaf.rows.to(device))
+            return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+        return tree_map(moved, tree)
+
+
+def _are(values: Any, kind: type) -> bool:
+    return isinstance(values, tuple) and all(isinstance(v, kind) for v in values)
+
+
+def _check_rows(shared: Tree, clients: int) -> None:
+    def check(leaf: Any) -> None:
+        if isinstance(leaf, Each) and len(leaf.rows) != clients:
+            raise Refused("refused", f"there are {len(leaf.rows)} rows for {clients} clients")
+
+    tree_map(check, shared)
+
+
+def part_of(whole: Stack | None, clients: Iterable[int]) -> Stack | None:
+    """The rows of some clients, without those of the others; views where they lie one after the other."""
+    if whole is None:
+        return None
+    which = torch.tensor(tuple(clients), device=whole.counts.device)
+    offsets, counts = whole.offsets[which], whole.counts[which]
+    padding = whole.capacity, whole.ragged
+    if bool((offsets[1:] == (offsets + counts)[:-1]).all()):
+        first, last = int(offsets[0]), int(offsets[-1] + counts[-1])
+        return Stack(tuple(c[first:last] for c in whole.columns), offsets - offsets[0], counts, padding)
+    parts = [whole.client(k).columns for k in which.tolist()]
+    columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return Stack(columns, counts.cumsum(0) - counts, counts, padding)
+
+
+def node_for(problem: Any, clients: tuple[int, ...], *, target: Shard | None = None, **options: Any) -> Node:
+    """The node of these clients of a problem: their rows, and nobody else's."""
+    train, valid = part_of(problem.train, clients), part_of(problem.valid, clients)
+    assert train is not None
+    mode, chunk = options.pop("mode", "sequential"), options.pop("chunk", None)
+    return Node(LocalEngine(problem.task, train, valid, target, mode, chunk), clients, **options)

@@ -1,0 +1,213 @@
+"""`coterie run --engine flower`: a deployment on this machine for trying things out, or a run on an existing one.
+
+The server's app writes the result folder; this process only starts things, tells how far they are, and ends them.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from coterie.errors import CoterieError, RunError, UsageError
+from coterie.experiment.build import assemble, fitting
+from coterie.experiment.config import Config
+from coterie.experiment.records import check
+from coterie.experiment.run import Watch
+from coterie.flower.deployment import NAME, Deployment
+from coterie.numerics import Draw
+
+APP = "coterie_run"
+LOOK = 0.3
+SILENT = 4  # questions without an answer after which a SuperLink is taken to be gone
+OVER = ("finished", "stopped", "failed")
+
+
+def launch(
+    config: Config, folder: Path, watch: Watch, *, force: bool, resume: bool, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run or resume a configuration on Flower; the summary."""
+    if not resume:
+        check(folder, force=force)
+    problem, _ = fitting(config)
+    say: Callable[[str], None] = (lambda _: None) if options.get("json") else _say
+    say(cost_text(config, problem.clients))
+    with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-") as name, Deployment(Path(name)) as flower:
+        superlink = options.get("superlink")
+        if superlink is None:
+            flower.superlink()
+            for k in range(problem.clients):
+                flower.supernode(k, problem.clients)
+        else:
+            _borrow_configuration(flower)
+        answer = Path(name) / "answer.json"
+        app = write_app(
+            Path(name) / "app",
+            config=config.as_toml(),
+            folder=str(folder.resolve()),
+            memory=str(folder.resolve() / "clients") if superlink is None else "",
+            answer=str(answer),
+            nodes="",
+            force=force,
+            resume=resume,
+        )
+        run = flower.submit(app, superlink or NAME)
+        say(f"run {run} has started; results go to {folder}")
+        return _followed(flower, run, superlink, folder, answer, say)
+
+
+def write_app(place: Path, **settings: Any) -> Path:
+    """The Flower app of one run: two lines of code and its settings."""
+    (place / APP).mkdir(parents=True)
+    (place / APP / "__init__.py").write_text("")
+    for side in ("server", "client"):
+        (place / APP / f"{side}.py").write_text(
+            f"from coterie.flower.tryout import {side} as app\n\n__all__ = ['app']\n"
+        )
+    about = {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {"name": "coterie-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
+        "tool": {
+            "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
+            "flwr": {
+                "app": {
+                    "publisher": "coterie",
+                    "components": {"serverapp": f"{APP}.server:app", "clientapp": f"{APP}.client:app"},
+                    "config": settings,
+                }
+            },
+        },
+    }
+    (place / "pyproject.toml").write_text(tomli_w.dumps(about), encoding="utf-8")
+    return place
+
+
+def exchanges_of(config: Config) -> int:
+    """How often a round asks the clients, counted on one round in this process."""
+    parts = assemble(config.with_run(engine="local", baselines=[]))
+    draw = Draw.of(config.run.seed, device=parts.fed.sizes.device).round(0)
+    parts.method.round(parts.fed.begin(1, draw), parts.method.init(parts.problem, parts.fed.n), draw)
+    return parts.fed.ledger.total.rounds
+
+
+def seconds_of(clients: int, cores: int | None = None) -> float:
+    """What an exchange takes on one machine: Flower starts a process a client, and looks for work once a second."""
+    return 2.0 + 1.2 * clients / (cores or os.cpu_count() or 1)
+
+
+def cost_text(config: Config, clients: int) -> str:
+    """What a run will take, and what would lower it."""
+    asked = config.federation.count or max(1, round(config.federation.active * clients))
+    each, once = exchanges_of(config), seconds_of(asked)
+    total = config.run.rounds * each * once
+    lower = [f"federation.count={max(1, asked // 3)} (clients a round, now {asked})"] if asked > 3 else []
+    for key in ("local_steps", "period", "inner_steps", "outer_steps"):
+        if isinstance(value := config.method.get(key), int) and not isinstance(value, bool):
+            lower.append(f"method.{key}={max(2, 4 * value)} (steps between exchanges, now {value})")
+    lower.append(f"run.rounds (now {config.run.rounds})")
+    return (
+        f"Flower starts a process at every client for every exchange. {config.run.method}: {config.run.rounds} rounds "
+        f"× {each} exchanges × about {once:.0f} s = {_time(total)} on this machine. "
+        f"Lower it with --set: {'; '.join(lower)}."
+    )
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _followed(
+    flower: Deployment, run: str, superlink: str | None, folder: Path, answer: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Tell how far a run is until it is over."""
+    told, looked, silent = 0, time.monotonic(), 0
+    again = f"Go on with: coterie resume {folder}"
+    while not answer.exists():
+        time.sleep(LOOK)
+        told = tell(folder / "metrics.jsonl", told, say)
+        if "superlink" in flower.ended():
+            raise RunError(f"Flower's SuperLink has ended. What was saved is intact. {again}")
+        if time.monotonic() - looked > 15.0:
+            looked = time.monotonic()
+            try:
+                status, silent = flower.status(run, superlink or NAME), 0
+            except RunError as error:  # one that is ours and dead is noticed above; another one may come back
+                silent += 1
+                if silent == SILENT:
+                    raise RunError(f"{error} What was saved is intact. {again}") from None
+                continue
+            if status.split(":")[0] in OVER and not answer.exists():
+                if superlink is not None and (folder / "summary.json").is_file():
+                    break
+                if superlink is not None and status == "finished:completed":
+                    raise RunError(
+                        f"the run is finished; its result is where the SuperLink runs, in {folder.resolve()}."
+                    )
+                raise RunError(f"the run ended without a result ({status}). What was saved is intact. {again}")
+    if not answer.exists():
+        found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return found
+    tell(folder / "metrics.jsonl", told, say)
+    said = json.loads(answer.read_text(encoding="utf-8"))
+    if "summary" in said:
+        summary: dict[str, Any] = said["summary"]
+        return summary
+    kind: type[CoterieError] = UsageError if said["exit_code"] == 2 else RunError
+    raise kind(said["error"])
+
+
+def tell(metrics: Path, told: int, say: Callable[[str], None]) -> int:
+    """Say what was recorded since the last look."""
+    if not metrics.is_file():
+        return told
+    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
+    for line in lines[told:]:
+        found = json.loads(line)
+        measures = [f"{k} {v:.4g}" for k, v in found.items() if isinstance(v, float) and k != "seconds"][:4]
+        say(f"round {found['round']}: {', '.join(measures)} ({found['seconds']:.0f} s)")
+    return len(lines)
+
+
+def _borrow_configuration(flower: Deployment) -> None:
+    """Let Flower's commands see the user's own configuration, which names the SuperLink."""
+    home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
+    if (home / "config.toml").is_file():
+        shutil.copy(home / "config.toml", flower.folder / "flwr" / "config.toml")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, so that everything it started is ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunError("stopped by the user; what was saved is intact, and `coterie resume` goes on.") from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

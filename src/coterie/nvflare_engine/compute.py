@@ -1,0 +1,131 @@
+"""The child process of a site in which works run: the site's own process only hands bytes on.
+
+A child that was killed is started again at the next order; what its client remembers is in a folder.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from coterie.flower.frames import receive, send
+
+
+class Lost(Exception):
+    """The compute process of a site has ended; the next order starts another one."""
+
+
+class Compute:
+    """The parent's side: starts the child when it is needed, and asks it."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        self.how = how
+        self._child: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def ask(self, order: bytes) -> bytes:
+        """The child's reply."""
+        with self._lock:
+            if self._line is None:
+                self._start()
+            assert self._line is not None
+            try:
+                send(self._line, order)
+                return receive(self._line)
+            except (OSError, EOFError):
+                code = self._ended()
+                raise Lost(f"its compute process has ended (code {code}); it is started again") from None
+
+    def close(self) -> None:
+        """End the child."""
+        with self._lock:
+            self._ended()
+
+    @property
+    def process(self) -> int | None:
+        """The number of the child, if there is one."""
+        return None if self._child is None else self._child.pid
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with theirs:
+            command = [sys.executable, "-m", "coterie.nvflare_engine.compute", str(theirs.fileno())]
+            self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+        self._line = ours
+        send(ours, json.dumps(self.how).encode())
+
+    def _ended(self) -> int | None:
+        if self._line is not None:
+            self._line.close()  # the child ends when nobody is there any more
+        code = None
+        if self._child is not None:
+            try:
+                code = self._child.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                code = self._child.wait()
+        self._line = self._child = None
+        return code
+
+
+def main() -> None:
+    """The child's side: build the node, then answer until the parent hangs up."""
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        try:
+            node = _node(json.loads(receive(line)))
+            while True:
+                send(line, node.handle(receive(line)))
+        except (EOFError, ConnectionError):
+            return
+
+
+def _node(how: dict[str, Any]) -> Any:
+    """The node of this site: of a configured problem, or of the rows that the project's own loader gives."""
+    import torch
+
+    from coterie.federation.remote import Node, Store
+
+    torch.set_num_threads(int(os.environ.get("COTERIE_THREADS", "1")))
+    folder = Path(how["memory"]) / f"client-{how['client']}" if how["memory"] else None
+    if not how["load"]:
+        from coterie.experiment.build import node_of
+
+        return node_of(read(how["config"]), (how["client"],), folder=folder)
+    module, _, name = how["load"].partition(":")
+    found = getattr(import_module(module), name)(how["site"])
+    if isinstance(found, Node):
+        return found
+    store = Store(folder)
+    return found.node(how["client"], modules=tuple(how["modules"]), store=store, shares_memory=how["shares_memory"])
+
+
+def sealed(settings: dict[str, Any]) -> str:
+    """Settings as text without braces, which FLARE takes for names of variables; JSON itself writes ASCII only."""
+    return json.dumps(settings).translate({ord("{"): "‹", ord("}"): "›"})
+
+
+def opened(text: str) -> dict[str, Any]:
+    """The settings again."""
+    settings: dict[str, Any] = json.loads(text.translate({ord("‹"): "{", ord("›"): "}"}))
+    return settings
+
+
+def read(text: str) -> Any:
+    """The configuration that a job carries."""
+    from coterie.experiment.config import resolve
+
+    tables = tomllib.loads(text)
+    tables.pop("version", None)
+    return resolve(tables)
+
+
+if __name__ == "__main__":
+    main()

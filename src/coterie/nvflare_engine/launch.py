@@ -1,0 +1,139 @@
+"""`coterie run --engine nvflare`: a deployment of FLARE on this machine (its POC mode), started and ended here.
+
+The job's server side writes the result folder; this process starts things, tells how far they are, and ends them.
+"""
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import CollabRecipe
+from nvflare.recipe.poc_env import PocEnv
+
+from coterie.errors import CoterieError, RunError, UsageError
+from coterie.experiment.build import fitting
+from coterie.experiment.config import Config
+from coterie.experiment.records import check
+from coterie.experiment.run import Watch
+from coterie.flower.launch import interruptible, tell
+from coterie.nvflare_engine.app import Client, Server
+from coterie.nvflare_engine.compute import sealed
+
+MEMORY = "clients"
+LOOK = 0.3
+PORTS = (8002, 8003)  # of FLARE's POC mode
+LOGIN = 60.0  # seconds for FLARE's server to come up
+OVER = ("FINISHED", "FAILED", "ABORTED")
+
+
+def launch(
+    config: Config, folder: Path, watch: Watch, *, force: bool, resume: bool, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run or resume a configuration on FLARE; the summary."""
+    if not resume:
+        check(folder, force=force)
+    problem, _ = fitting(config)
+    sites = [f"site-{k + 1}" for k in range(problem.clients)]
+    say: Callable[[str], None] = (lambda _: None) if options.get("json") else _say
+    with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True) as name:
+        answer = Path(name) / "answer.json"
+        job = recipe(
+            "coterie",
+            sites,
+            config=config.as_toml(),
+            folder=str(folder.resolve()),
+            memory=str(folder.resolve() / MEMORY),
+            answer=str(answer),
+            force=force,
+        )
+        say(f"NVIDIA FLARE: starting a server and {len(sites)} sites on this machine")
+        with deployment(Path(name) / "poc", len(sites)) as poc:
+            number = poc.deploy(job.finalize())
+            say(f"job {number} was submitted; results go to {folder}")
+            return _followed(poc, number, folder, answer, say)
+
+
+def recipe(
+    name: str,
+    sites: list[str],
+    *,
+    config: str,
+    folder: str,
+    memory: str = "",
+    answer: str = "",
+    force: bool = False,
+    load: str = "",
+    modules: tuple[str, ...] = (),
+    shares_memory: bool = False,
+    minimum: int | None = None,
+    files: tuple[str, ...] = (),
+) -> CollabRecipe:
+    """The job of a run. Site number k is client k.
+
+    Without `load`, every site builds the configured problem and keeps the rows of its client; with "module:function",
+    that gives a site its own rows. `files` go with the job. It begins when `minimum` sites are there, all by default:
+    FLARE lets nobody in later.
+    """
+    here = {"sites": sites, "config": config}
+    server = {**here, "folder": folder, "answer": answer, "force": force}
+    client = {**here, "memory": memory, "load": load, "modules": list(modules), "shares_memory": shares_memory}
+    job = CollabRecipe(
+        name, Server(sealed(server)), Client(sealed(client)), sync_task_timeout=300, min_clients=minimum or len(sites)
+    )
+    for file in files:
+        job.add_client_file(file)
+    return job
+
+
+@contextmanager
+def deployment(workspace: Path, clients: int) -> Iterator[PocEnv]:
+    """A server and sites on loopback, ended whatever happens. FLARE's ports are fixed: one at a time on a machine."""
+    for port in PORTS:
+        with closing(socket.socket()) as line:
+            if line.connect_ex(("127.0.0.1", port)) == 0:
+                raise UsageError(f"port {port} is in use; is another deployment of FLARE running here? End it first.")
+    before = os.environ.get("NVFLARE_POC_WORKSPACE")
+    os.environ["NVFLARE_POC_WORKSPACE"] = str(workspace)
+    poc = PocEnv(num_clients=clients, extra={"login_timeout": LOGIN})
+    try:
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+            yield poc
+    finally:
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+            poc.stop(clean_up=True)
+        if before is None:
+            del os.environ["NVFLARE_POC_WORKSPACE"]
+        else:
+            os.environ["NVFLARE_POC_WORKSPACE"] = before
+
+
+def _followed(poc: PocEnv, number: str, folder: Path, answer: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Tell how far a job is until it is over."""
+    told, looked = 0, time.monotonic()
+    again = f"Go on with: coterie resume {folder}"
+    while not answer.exists():
+        time.sleep(LOOK)
+        told = tell(folder / "metrics.jsonl", told, say)
+        if time.monotonic() - looked > 15.0:
+            looked = time.monotonic()
+            status = str(poc.get_job_status(number))
+            if any(word in status for word in OVER) and not answer.exists():
+                raise RunError(f"the job ended without a result ({status}). What was saved is intact. {again}")
+    tell(folder / "metrics.jsonl", told, say)
+    said = json.loads(answer.read_text(encoding="utf-8"))
+    if "summary" in said:
+        summary: dict[str, Any] = said["summary"]
+        return summary
+    kind: type[CoterieError] = UsageError if said["exit_code"] == 2 else RunError
+    raise kind(said["error"])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,84 @@
+"""Orders as calls of FLARE's Collab API: one call a site, all at once, payloads as bytes."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
+
+from coterie.errors import RunError
+from coterie.federation.remote import Address, Trouble
+
+ASIDE = 60.0  # seconds for questions that nobody waits for: a site may have to start its compute process first
+LOST = "Lost"  # what a site says whose compute process has ended
+
+
+class Stream(Protocol):
+    """The result of a call of one site that FLARE is still waiting for: one outcome, sooner or later."""
+
+    failures: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        """How many results have come."""
+
+    def __iter__(self) -> Any:
+        """Wait for the result; nothing where there is a failure."""
+
+
+Call = Callable[[str, bytes, float], Stream]
+
+
+class FlareTransport:
+    """The sites of a job. `call` sends an order to a site and does not wait; `clients` says which client a site is.
+
+    All sites are listed, also those that cannot be reached: the engine gives them no work until they say who they are,
+    and does not wait for that.
+    """
+
+    def __init__(self, call: Call, clients: Mapping[str, int | None], aborted: Callable[[], bool]) -> None:
+        self.call, self.aborted = call, aborted
+        self.clients: dict[Address, int | None] = dict(clients.items())
+        self._pending: list[tuple[str, Stream]] = []
+
+    def nodes(self) -> Mapping[Address, int | None]:
+        """All sites of the job; FLARE knows them by their certificates."""
+        return dict(self.clients)
+
+    def exchange(
+        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+    ) -> list[tuple[Address, bytes | Trouble]]:
+        """Call all, wait for those who are needed; what others say is among the answers when it is there."""
+        calls = [
+            (str(site), self.call(str(site), data, timeout if site in needed else max(timeout, ASIDE)))
+            for site, data in orders.items()
+        ]
+        waiting = [(site, stream) for site, stream in calls if site in needed]
+        aside = [*self._pending, *((site, stream) for site, stream in calls if site not in needed)]
+        answers: list[tuple[Address, bytes | Trouble]] = []
+        for site, stream in waiting:
+            answers += self._outcome(site, stream)
+        self._pending = [(site, stream) for site, stream in aside if not _is_over(stream)]
+        for site, stream in aside:
+            if _is_over(stream):
+                answers += self._outcome(site, stream)
+        if self.aborted():
+            raise RunError("FLARE has aborted the job; submit it again to go on from the last checkpoint.")
+        return answers
+
+    def _outcome(self, site: str, stream: Stream) -> Iterable[tuple[Address, bytes | Trouble]]:
+        """What a site said, or why it did not; silence is left to the engine."""
+        for _, reply in stream:
+            if isinstance(reply, bytes):
+                return [(site, reply)]
+            return [(site, Trouble("rejected", "its reply is something else"))]
+        error = stream.failures.get(site)
+        kind = str(getattr(error, "cause_type", ""))
+        reason = str(getattr(error, "cause", error)).splitlines()[0][:200] if error else "FLARE gave no reason"
+        if kind == "TimeoutError":
+            return []
+        if kind == LOST:
+            return [(site, Trouble("lost", reason))]
+        if kind in ("str", "") or "rc=" in reason:  # FLARE's own return code: no client code was reached
+            return [(site, Trouble("lost", f"the site cannot be reached ({reason})"))]
+        return [(site, Trouble("client error", f"{kind}: {reason}"))]
+
+
+def _is_over(stream: Stream) -> bool:
+    return bool(len(stream) or stream.failures)

@@ -1,0 +1,333 @@
+"""Scaling and categories without a look at anybody's rows.
+
+Means, variances and the categories with their counts are asked for by the federation's verbs, so they are in the ledger
+under the names of the works below. A holder sends, for each column, the count, the mean and the sum of squared
+deviations of its rows (merged pairwise, so that no digit is lost at any offset), and its categories with their counts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.federation import Federation, Ledger, LocalEngine, Rows, Shard, Stack, Static, work
+from coterie.federation.tree import Tree
+from coterie.numerics import Draw
+from coterie.problems.files.store import Store
+from coterie.problems.files.tables import Form, Holder, Tables
+
+ROWS = 4_096  # at a time
+INDICATED = 0.01  # a column with more missing values than this share gets an indicator
+RARE_NUMBER = 1e-12
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared deviations by column, [p] each."""
+
+    n: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(x: Tensor) -> "Moments":
+        """Of some rows, NaN left out."""
+        there = ~torch.isnan(x)
+        count = there.sum(0).to(x.dtype)
+        mean = torch.where(there, x, 0.0).sum(0) / count.clamp(min=1.0)
+        return Moments(count, mean, torch.where(there, x - mean, 0.0).square().sum(0))
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Of both parts together (Chan, Golub and LeVeque 1983)."""
+        count = self.n + other.n
+        share = other.n / count.clamp(min=1.0)
+        gap = other.mean - self.mean
+        return Moments(count, self.mean + gap * share, self.squares + other.squares + gap.square() * self.n * share)
+
+    @property
+    def deviation(self) -> Tensor:
+        """Of the whole, with n in the denominator; 1 where a column never changes."""
+        deviation = (self.squares / self.n.clamp(min=1.0)).sqrt()
+        return torch.where(deviation > RARE_NUMBER * self.mean.abs(), deviation, 1.0)
+
+
+@work
+def column_moments(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """Count, mean and squared deviations of a holder's columns of numbers, a block of rows at a time."""
+    assert shard.train is not None
+    blocks = shard.train.blocks(ROWS)
+    whole = Moments.of(next(blocks).columns[0])
+    for batch in blocks:  # merged at once: a list of small tensors between large ones would tear the heap
+        whole = whole.merged(Moments.of(batch.columns[0]))
+    return tuple(whole)
+
+
+@work
+def dictionary_size(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """How many entries a holder's list of words has, and how long the longest word is in bytes."""
+    assert shard.valid is not None
+    _, letters = shard.valid.columns
+    return torch.tensor([len(letters), int((letters != 0).sum(1).max()) if len(letters) else 0])
+
+
+@work
+def category_counts(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """A holder's words in UTF-8 with the column each stands in and how often; padded with column −1."""
+    assert shard.train is not None
+    assert shard.valid is not None
+    places, letters = shard.valid.columns
+    counts = torch.zeros(len(places), dtype=torch.int64)
+    for batch in shard.train.blocks(ROWS):
+        for j in range(batch.columns[1].shape[1]):
+            mine = (places == j).nonzero()[:, 0]
+            codes = batch.columns[1][:, j]
+            counts[mine] += torch.bincount(codes[codes >= 0], minlength=len(mine))
+    column = torch.full((static.entries,), -1)
+    words = torch.zeros(static.entries, static.width, dtype=torch.uint8)
+    sums = torch.zeros(static.entries, dtype=torch.int64)
+    column[: len(places)], sums[: len(places)] = places, counts
+    words[: len(letters), : min(static.width, letters.shape[1])] = letters[:, : static.width]
+    return column, words, sums
+
+
+for _work in (column_moments, dictionary_size, category_counts):  # rows are streamed, holder after holder
+    _work.__coterie_mode__ = "sequential"  # type: ignore[attr-defined]
+
+
+class Numeric(NamedTuple):
+    """A column of numbers: its mean and deviation over all holders, and whether missing values are indicated."""
+
+    name: str
+    mean: float
+    deviation: float
+    indicator: bool
+
+
+class Worded(NamedTuple):
+    """A column of words: the categories of all holders, and whether missing is one of its own."""
+
+    name: str
+    words: tuple[str, ...]
+    missing: bool
+
+
+class Preparation(NamedTuple):
+    """From a row as it stands in a file to the model's inputs: learnt once, from all holders, and stored."""
+
+    form: Form
+    numeric: tuple[Numeric, ...]
+    worded: tuple[Worded, ...]
+    classes: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
+    label_mean: float = 0.0
+    label_deviation: float = 1.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        if self.form.image is not None:
+            return self.form.image
+        wide = sum(len(column.words) + column.missing for column in self.worded)
+        return (len(self.numeric) + sum(column.indicator for column in self.numeric) + wide,)
+
+    @property
+    def outputs(self) -> int:
+        """Of the model."""
+        return len(self.classes) if self.form.kind == "classification" else 1
+
+    def inputs(self, numbers: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """float32 [n, …]: scaled numbers (the mean where missing), indicators, then categories as 0 and 1.
+
+        codes number the words of `worded`, −1 where missing or unknown.
+        """
+        mean = np.array([column.mean for column in self.numeric])
+        deviation = np.array([column.deviation for column in self.numeric])
+        numbers = numbers[:, : len(self.numeric)]
+        absent = np.isnan(numbers)
+        parts = [np.where(absent, 0.0, (numbers - mean) / deviation)]
+        parts += [absent[:, [j for j, column in enumerate(self.numeric) if column.indicator]].astype(np.float64)]
+        for j, column in enumerate(self.worded):
+            known = np.arange(len(column.words))
+            parts.append((codes[:, j : j + 1] == known).astype(np.float64))
+            if column.missing:
+                parts.append((codes[:, j : j + 1] == -1).astype(np.float64))
+        return np.concatenate(parts, axis=1).astype(np.float32)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for preprocess.json."""
+        return {
+            "version": 1,
+            "label": self.form.label,
+            "kind": self.form.kind,
+            "numeric": [column._asdict() for column in self.numeric],
+            "categorical": [{**column._asdict(), "words": list(column.words)} for column in self.worded],
+            "image": None if self.form.image is None else {"shape": list(self.form.image), "unit": self.form.unit},
+            "classes": list(self.classes),
+            "class_counts": list(self.class_counts),
+            "label_mean": self.label_mean,
+            "label_deviation": self.label_deviation,
+            "inputs": list(self.shape),
+            "outputs": self.outputs,
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "Preparation":
+        """The inverse of as_dict."""
+        numeric = tuple(Numeric(**column) for column in data["numeric"])
+        worded = tuple(Worded(c["name"], tuple(c["words"]), c["missing"]) for c in data["categorical"])
+        image = data["image"]
+        form = Form(
+            data["label"],
+            data["kind"],
+            tuple(column.name for column in numeric),
+            tuple(column.name for column in worded),
+            None if image is None else tuple(image["shape"]),
+            1.0 if image is None else image["unit"],
+        )
+        classes, counts = tuple(data["classes"]), tuple(data["class_counts"])
+        return Preparation(form, numeric, worded, classes, counts, data["label_mean"], data["label_deviation"])
+
+
+def learnt(tables: Tables) -> tuple[Preparation, Ledger]:
+    """The preparation of all holders' rows, and what was moved for it."""
+    fed = _federation(tables)
+    draw = Draw.of(0)
+    form = tables.form
+    numeric: tuple[Numeric, ...] = ()
+    label_mean, label_deviation = 0.0, 1.0
+    if tables.numbers.shape[1]:
+        each, _ = fed.gather(column_moments, draw=draw)
+        own = Moments(*fed.ask_target(column_moments, draw=draw))
+        moments = reduce(Moments.merged, [*map(Moments, *each), own])
+        rows = float(sum(holder.rows for holder in tables.holders))
+        found = (moments.mean.tolist(), moments.deviation.tolist(), moments.n.tolist())
+        numeric = tuple(
+            Numeric(name, mean, deviation, 1.0 - n / rows > INDICATED)
+            for name, mean, deviation, n in zip(form.numeric, *found, strict=False)
+        )
+        if form.kind == "regression":
+            label_mean, label_deviation = float(moments.mean[-1]), float(moments.deviation[-1])
+    if not form.codes():
+        return Preparation(form, numeric, (), (), (), label_mean, label_deviation), fed.ledger
+    tallies = _tallies(fed, len(form.codes()))
+    total = sum(holder.rows for holder in tables.holders)
+    worded = tuple(
+        Worded(name, tuple(sorted(tally)), sum(tally.values()) < total)
+        for name, tally in zip(form.worded, tallies, strict=False)
+    )
+    if form.kind == "regression":
+        return Preparation(form, numeric, worded, (), (), label_mean, label_deviation), fed.ledger
+    classes = tuple(sorted(tallies[-1], key=_in_order))
+    return Preparation(form, numeric, worded, classes, tuple(tallies[-1][c] for c in classes)), fed.ledger
+
+
+def _in_order(word: str) -> tuple[int, float, str]:
+    """Numbers by value, then words."""
+    try:
+        return 0, float(word), word
+    except ValueError:
+        return 1, 0.0, word
+
+
+def _tallies(fed: Federation, columns: int) -> list[dict[str, int]]:
+    """For each column of words, every category of any holder with its count."""
+    draw = Draw.of(0)
+    sizes = torch.cat([fed.gather(dictionary_size, draw=draw).rows, fed.ask_target(dictionary_size, draw=draw)[None]])
+    entries, width = (max(1, value) for value in sizes.amax(0).tolist())
+    (places, letters, counts), _ = fed.gather(category_counts, draw=draw, entries=entries, width=width)
+    own = fed.ask_target(category_counts, draw=draw, entries=entries, width=width)
+    tallies: list[dict[str, int]] = [{} for _ in range(columns)]
+    for place, word, count in zip(
+        [*places.flatten().tolist(), *own[0].tolist()],
+        [*letters.flatten(0, 1).tolist(), *own[1].tolist()],
+        [*counts.flatten().tolist(), *own[2].tolist()],
+        strict=True,
+    ):
+        if place >= 0:
+            name = bytes(word).rstrip(b"\0").decode()
+            tallies[place][name] = tallies[place].get(name, 0) + count
+    return tallies
+
+
+def _federation(tables: Tables) -> Federation:
+    """The clients with their raw rows (train) and their own lists of words (valid), and the target with its."""
+    stack, words = tables.stack, _dictionaries(tables.holders)
+    clients = Stack(stack.columns, stack.offsets[:-1], stack.counts[:-1])
+    lists = Stack(words.columns, words.offsets[:-1], words.counts[:-1])
+    last = len(stack) - 1
+    target = Shard(None, stack.client(last), words.client(last))
+    return Federation.on(LocalEngine(None, clients, lists, target))
+
+
+def _dictionaries(holders: Iterable[Holder]) -> Stack:
+    """Every holder's own words: the column of each, and its bytes."""
+    entries = [[(j, word.encode()) for j, known in enumerate(holder.words) for word in known] for holder in holders]
+    width = max((len(word) for one in entries for _, word in one), default=1) or 1
+    places = torch.tensor([j for one in entries for j, _ in one], dtype=torch.int64)
+    raw = b"".join(word.ljust(width, b"\0") for one in entries for _, word in one)
+    letters = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+    counts = torch.tensor([len(one) for one in entries])
+    return Stack((places, letters.view(-1, width)), counts.cumsum(0) - counts, counts)
+
+
+def transformed(
+    tables: Tables, prepared: Preparation, orders: Callable[[Tensor], list[Tensor]], *, folder: str | None = None
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Everybody's inputs and labels: the clients' rows, then the target's in some orders, and where those begin.
+
+    orders makes them of the target's labels. Rows are changed a block at a time.
+    """
+    form, stack = tables.form, tables.stack
+    inputs = Store(prepared.shape, "float32", mapped=tables.mapped, folder=folder)
+    labels = Store((), "int64" if form.kind == "classification" else "float32", mapped=tables.mapped, folder=folder)
+    *clients, target = range(len(stack))
+    for k in clients:
+        for x, y in _model_blocks(tables, prepared, k):
+            inputs.append(x)
+            labels.append(y)
+    own = [np.concatenate(part) for part in zip(*_model_blocks(tables, prepared, target), strict=True)]
+    begins = []
+    for order in orders(torch.from_numpy(own[1])):
+        begins.append(inputs.rows)
+        inputs.append(own[0][order.numpy()])
+        labels.append(own[1][order.numpy()])
+    return inputs.tensor(), labels.tensor(), begins
+
+
+def _model_blocks(tables: Tables, prepared: Preparation, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """One holder's inputs and labels."""
+    form, stack = tables.form, tables.stack
+    recoding = _recoding(tables.holders[k], prepared)
+    for numbers, codes, pictures in _raw_blocks(tables, stack.client(k), int(stack.offsets[k])):
+        common = np.stack([table[codes[:, j]] for j, table in enumerate(recoding)] or [np.empty(len(codes))], axis=1)
+        if pictures is not None:
+            x = pictures.astype(np.float32) / np.float32(form.unit)
+        else:
+            x = prepared.inputs(numbers, common)
+        if form.kind == "classification":
+            yield x, common[:, -1].astype(np.int64)
+        else:
+            yield x, ((numbers[:, -1] - prepared.label_mean) / prepared.label_deviation).astype(np.float32)
+
+
+def _raw_blocks(tables: Tables, rows: Rows, first: int) -> Iterable[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    start = first
+    for batch in rows.blocks(ROWS):
+        numbers, codes = (column.numpy() for column in batch.columns)
+        stop = start + len(codes)
+        yield numbers, codes, None if tables.pictures is None else tables.pictures[start:stop].numpy()
+        start = stop
+
+
+def _recoding(holder: Holder, prepared: Preparation) -> list[np.ndarray]:
+    """For each column of words, the common number of each of the holder's own codes; the last entry is for missing."""
+    lists = [column.words for column in prepared.worded]
+    if prepared.form.kind == "classification":
+        lists.append(prepared.classes)
+    recoding = []
+    for known, common in zip(holder.words, lists, strict=True):
+        number = {word: i for i, word in enumerate(common)}
+        recoding.append(np.array([*(number.get(word, -2) for word in known), -1]))
+    return recoding

@@ -1,0 +1,326 @@
+"""`files`: somebody's own tables or pictures, one file or folder a client, and the question whose rows help the target.
+
+The target's file is split, class by class, into rows that take part in the training as the last client (`own`), rows
+that judge the weights, and rows for the test (`test`). Alone, the target learns from all but the test rows.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from coterie.errors import UsageError
+from coterie.federation import Ledger, Rows, Shard, Stack
+from coterie.numerics import Draw
+from coterie.problems.files.prepare import Preparation, learnt, transformed
+from coterie.problems.files.tables import MISSING, Holder, Options, expand, notes_on, read
+from coterie.problems.models import MODELS, FlatModel, build
+from coterie.problems.parameters import Context, Count, Name, NonNegative
+from coterie.problems.task import LOSSES, RowLoss, Supervised, cross_entropy
+from coterie.problems.weighting import Weighting, weighting
+
+Part = Annotated[float, Field(ge=0.0, lt=1.0)]
+ME = "(the target)"
+
+
+class Span(NamedTuple):
+    """Rows that lie one after the other: where they begin and how many they are."""
+
+    begin: int
+    length: int
+
+    def of(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """These rows, as views."""
+        return tuple(column[self.begin : self.begin + self.length] for column in columns)
+
+
+@dataclass(frozen=True)
+class FilesProblem(Weighting):
+    """A weighting problem of somebody's files: who the clients are, what should be known of them, how rows become
+    inputs (kept beside the model), and what learning that has moved."""
+
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    artifacts: dict[str, Any] = field(default_factory=dict)
+    spent: Ledger | None = None
+
+
+@dataclass(frozen=True)
+class Ground:
+    """All files read and prepared: the clients' rows, then the target's in some random orders, in common columns.
+
+    Every order is laid out twice in a row, so that any stretch of its circle is one span; `orders` are rows' numbers.
+    """
+
+    context: Context
+    holders: tuple[Holder, ...]
+    prepared: Preparation
+    spent: Ledger
+    columns: tuple[Tensor, Tensor]
+    begins: list[int]
+    orders: list[Tensor]
+    model: FlatModel
+    about: dict[str, Any]
+    loss: RowLoss
+    l2: float
+    balance: bool
+    notes: tuple[str, ...]
+
+    @property
+    def target_rows(self) -> int:
+        """How many rows the target has."""
+        return self.holders[-1].rows
+
+    @property
+    def partners(self) -> tuple[str, ...]:
+        """The clients' names, without the target."""
+        return tuple(holder.name for holder in self.holders[:-1])
+
+    @property
+    def stack(self) -> Stack:
+        """The partners' rows."""
+        counts = torch.tensor([holder.rows for holder in self.holders[:-1]])
+        return Stack(self.columns, counts.cumsum(0) - counts, counts)
+
+    def span(self, order: int, start: int, length: int) -> Span:
+        """So many rows of the target from place start of an order's circle."""
+        return Span(self.begins[order] + start % self.target_rows, length)
+
+    def problem(self, own: Span, valid: Span, test: Span | None) -> FilesProblem:
+        """The weighting problem with these of the target's rows for training, for the weights and for the test.
+
+        Alone, the target may learn from own and valid, which must lie one after the other.
+        """
+        stack = self.stack
+        names = self.partners
+        if own.length:
+            offsets = torch.cat([stack.offsets, torch.tensor([own.begin])])
+            stack = Stack(self.columns, offsets, torch.cat([stack.counts, torch.tensor([own.length])]))
+            names = (*names, ME)
+        plain = weighting(
+            stack,
+            valid.of(self.columns),
+            self.model,
+            "cross_entropy" if self.prepared.classes and self.loss is cross_entropy else self.loss,
+            test=None if test is None or not test.length else test.of(self.columns),
+            l2=self.l2,
+            dtype=self.context.dtype,
+            device=self.context.device,
+        )
+        task = plain.task
+        assert isinstance(task, Supervised)
+        assert plain.target is not None
+        if self.balance:
+            counts = torch.tensor(self.prepared.class_counts, dtype=self.context.dtype, device=self.context.device)
+            weights = counts.sum() / (len(counts) * counts.clamp(min=1.0))
+            task = replace(task, loss_by_row=_balanced(task.loss_by_row, weights))
+        alone = Span(own.begin, own.length + valid.length) if own.length else valid
+        mine = Stack(plain.train.columns, torch.tensor([alone.begin]), torch.tensor([alone.length])).client(0)
+        known = {one.name: getattr(plain, one.name) for one in fields(Weighting)}
+        known |= {"task": task, "target": Shard(task, mine, plain.target.valid)}
+        stored = {"preprocess.json": {**self.prepared.as_dict(), "model": self.about, "clients": list(names)}}
+        who = "clients: " + ", ".join(f"{k} {name}" for k, name in enumerate(names))
+        return FilesProblem(**known, names=names, notes=(who, *self.notes), artifacts=stored, spent=self.spent)
+
+    def rows(self, span: Span) -> Rows:
+        """Some of the target's rows."""
+        return Stack(self.columns, torch.tensor([span.begin]), torch.tensor([span.length])).client(0)
+
+
+def _balanced(loss: RowLoss, weights: Tensor) -> RowLoss:
+    return lambda outputs, labels: loss(outputs, labels) * weights[labels.long()]
+
+
+def ground(
+    context: Context,
+    *,
+    clients: str,
+    target: str,
+    label: Name = "label",
+    kind: Literal["auto", "classification", "regression"] = "auto",
+    model: Name = "logistic",
+    loss: Name = "auto",
+    categorical: list[str] | None = None,
+    drop: list[str] | None = None,
+    missing: list[str] | None = None,
+    balance: bool = False,
+    l2: NonNegative = 0.01,
+    side: Count | None = None,
+    cache: str | None = None,
+    orders: int = 1,
+) -> Ground:
+    """Read and check the files, learn the preparation, lay out the rows, and make the model."""
+    if not clients or not target:
+        raise UsageError(
+            "problem files needs somebody's data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
+            "problem.label=column. To try it, write an example with `coterie data example DIR`."
+        )
+    make, row_loss = network(model), _loss(loss)  # before long files are read
+    options = Options(
+        label,
+        None if kind == "auto" else kind,
+        tuple(categorical or ()),
+        tuple(drop or ()),
+        MISSING | frozenset(missing or ()),
+        side,
+        cache,
+    )
+    tables = read(*expand(clients, target), options)
+    prepared, spent = learnt(tables)
+    if balance and not prepared.classes:
+        raise UsageError("problem.balance weighs classes, and this label is a number; leave it out.")
+    draw = Draw.of(context.seed).phase("files")
+
+    circles: list[Tensor] = []
+
+    def twice(labels: Tensor) -> list[Tensor]:
+        circles.extend(shuffled(labels, draw.step(i), bool(prepared.classes)) for i in range(orders))
+        return [circle.repeat(2) for circle in circles]
+
+    inputs, labels, begins = transformed(tables, prepared, twice, folder=cache)
+    net = make(prepared.shape, prepared.outputs, context.seed)
+    if row_loss is None:
+        row_loss = LOSSES["cross_entropy" if prepared.classes else "squared"]
+    about = {"name": model, "shape": list(prepared.shape), "outputs": prepared.outputs}
+    return Ground(
+        context,
+        tables.holders,
+        prepared,
+        spent,
+        (inputs, labels),
+        begins,
+        circles,
+        FlatModel(net),
+        about,
+        row_loss,
+        l2,
+        balance,
+        tuple(notes_on(tables)),
+    )
+
+
+def files(
+    context: Context,
+    *,
+    clients: str = "",
+    target: str = "",
+    label: Name = "label",
+    kind: Literal["auto", "classification", "regression"] = "auto",
+    model: Name = "logistic",
+    loss: Name = "auto",
+    categorical: list[str] | None = None,
+    drop: list[str] | None = None,
+    missing: list[str] | None = None,
+    balance: bool = False,
+    l2: NonNegative = 0.01,
+    own: Part = 0.4,
+    test: Part = 0.2,
+    side: Count | None = None,
+    cache: str | None = None,
+) -> FilesProblem:
+    """Clients by a pattern of file names, in order of their names; the target's own file; the column to predict.
+
+    own and test are shares of the target's rows; the rest judges the weights. model is a network's name or
+    package.module:factory, called with the shape of an input and the number of outputs; loss is auto, a name, or
+    package.module:function (outputs, labels) → one number a row. balance weighs classes by their inverse frequency.
+    """
+    if own + test > 0.9:
+        raise UsageError(
+            f"problem.own = {own:g} and problem.test = {test:g} leave {max(0.0, 1 - own - test):.0%} of the target's "
+            "rows to judge the weights; together they may be 0.9 at most."
+        )
+    place = ground(
+        context,
+        clients=clients,
+        target=target,
+        label=label,
+        kind=kind,
+        model=model,
+        loss=loss,
+        categorical=categorical,
+        drop=drop,
+        missing=missing,
+        balance=balance,
+        l2=l2,
+        side=side,
+        cache=cache,
+    )
+    n = place.target_rows
+    mine, tested = round(own * n), round(test * n)
+    held = n - mine - tested
+    return place.problem(place.span(0, 0, mine), place.span(0, mine, held), place.span(0, mine + held, tested))
+
+
+def shuffled(labels: Tensor, draw: Draw, by_class: bool) -> Tensor:
+    """A random order in which every stretch has its share of each class (of large and small labels, in regression)."""
+    order = draw.permutation(len(labels))
+    if not by_class:
+        return order
+    order = order[labels[order].argsort(stable=True)]  # class after class, at random within
+    sorted_labels = labels[order]
+    counts = torch.bincount(sorted_labels)
+    rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[sorted_labels]
+    jitter = draw.phase("spread").uniform(len(counts), dtype=torch.float64)[sorted_labels]
+    place = (rank + jitter) / counts[sorted_labels]  # each class is spread evenly over [0, 1)
+    return order[place.argsort(stable=True)]
+
+
+def network(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
+    """How the network is made of the shape of an input, the number of outputs and a seed."""
+    if ":" not in name:
+        known = "logistic" if name == "linear" else name
+        if known not in MODELS:
+            build(known, (1,), 1, 0)  # says which names are near
+        return lambda shape, outputs, seed: build(known, shape, outputs, seed)
+    factory = imported(name, "problem.model")
+
+    def make(shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                net = factory(shape, outputs)
+        except Exception as error:  # whatever somebody's own code raises
+            raise UsageError(
+                f"problem.model: {name} failed when called with shape {shape} and {outputs} outputs: "
+                f"{type(error).__name__}: {error}."
+            ) from None
+        if not isinstance(net, nn.Module):
+            raise UsageError(
+                f"problem.model: {name} returned a {type(net).__name__}, not a torch.nn.Module; it is called with the "
+                "shape of one input and the number of outputs, and must return the network."
+            )
+        return net
+
+    return make
+
+
+def _loss(name: str) -> RowLoss | None:
+    if name == "auto":
+        return None
+    if ":" in name:
+        return imported(name, "problem.loss")
+    if name not in LOSSES:
+        Supervised.of(None, name)  # type: ignore[arg-type]  # says which names are near
+    return LOSSES[name]
+
+
+def imported(name: str, setting: str) -> Callable[..., Any]:
+    """package.module:function, also from the working directory."""
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise UsageError(f"{setting}: {module} cannot be imported: {error}.") from None
+    except AttributeError:
+        raise UsageError(f"{setting}: {module} has no {attribute!r}.") from None
+    finally:
+        sys.path.remove("")
+    if not callable(found):
+        raise UsageError(f"{setting}: {name} is a {type(found).__name__}, not a function.")
+    return found

@@ -1,0 +1,355 @@
+"""Tables as blocks of columns: CSV by Python's csv and numpy, NPZ by numpy, Parquet and Arrow by pyarrow if it is
+there, image folders by pillow. A block is {column: numbers (NaN where missing) or words (None where missing)}.
+
+The CSV reader never holds more than a block, and takes numpy's own parser for columns that should be numbers.
+"""
+
+import csv
+import gzip
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+BLOCK = 20_000
+CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+DELIMITERS = ",;\t|"
+
+Values = np.ndarray | list[str | None]
+Block = dict[str, Values]
+
+
+class Unreadable(Exception):
+    """Why a file cannot be read, and the remedy."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+def form_of(path: Path) -> str:
+    """csv, npz, parquet, arrow or images, by name and content."""
+    name = path.name.lower()
+    if path.is_dir():
+        if any(path.glob("*.arrow")):
+            return "arrow"
+        if any(path.glob("*.parquet")):
+            return "parquet"
+        return "images"
+    for form, endings in (("csv", CSV), ("npz", (".npz",)), ("parquet", (".parquet",)), ("arrow", (".arrow",))):
+        if name.endswith(endings):
+            return form
+    raise Unreadable(
+        f"the ending {path.suffix or '(none)'} is not known",
+        "Give CSV (.csv, .tsv, .csv.gz), .npz, .parquet, .arrow, image folders, or a folder saved by Hugging Face "
+        "datasets.",
+    )
+
+
+def extra(module: str, package: str, what: str) -> Any:
+    """An optional package, or how to get it."""
+    from importlib import import_module
+
+    try:
+        return import_module(module)
+    except ImportError:
+        raise Unreadable(f"{what} needs the package {package}", f"pip install {package}") from None
+
+
+def columns_of(path: Path) -> list[str]:
+    """The names of a table's columns, without reading its rows."""
+    form = form_of(path)
+    if form == "csv":
+        with _text(path) as file:
+            return _header(path, file)[0]
+    if form == "npz":
+        return list(_npz(path))
+    schema = _arrow_schema(path)
+    return list(schema.names)
+
+
+def blocks_of(path: Path, numeric: Sequence[str] = ()) -> Iterator[Block]:
+    """The rows of a table, a block at a time. numeric names columns that should be numbers: tried the fast way."""
+    form = form_of(path)
+    if form == "csv":
+        yield from _csv_blocks(path, frozenset(numeric))
+    elif form == "npz":
+        yield {name: _from_array(values) for name, values in _npz(path).items()}
+    else:
+        yield from _arrow_blocks(path, form)
+
+
+def _text(path: Path) -> IO[str]:
+    try:
+        if path.name.lower().endswith(".gz"):
+            return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+        return path.open("rt", encoding="utf-8-sig", newline="")
+    except OSError as error:
+        raise Unreadable(f"cannot be read: {error.strerror or error}") from None
+
+
+def _header(path: Path, file: IO[str]) -> tuple[list[str], str]:
+    """The column names, and the delimiter: the one of , ; tab | that the first line holds most of."""
+    try:
+        first = file.readline()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error, 1) from None
+    except (OSError, EOFError) as error:
+        raise Unreadable(f"cannot be read: {error}") from None
+    if not first.strip():
+        raise Unreadable("the file is empty", "A table has a line of column names, then a line a row.")
+    delimiter = max(DELIMITERS, key=first.count)
+    try:
+        names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
+    except csv.Error as error:
+        raise Unreadable(f"line 1 is no line of a table: {error}") from None
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise Unreadable(f"column names occur twice: {', '.join(map(repr, double))}", "Give every column its own name.")
+    return names, delimiter
+
+
+def _not_utf8(error: UnicodeDecodeError, line: int) -> Unreadable:
+    byte = error.object[error.start]
+    return Unreadable(
+        f"not UTF-8: byte 0x{byte:02x} in or after line {line:,}",
+        "Save the file as UTF-8, for example by: iconv -f latin1 -t utf-8 old.csv > new.csv",
+    )
+
+
+def _csv_blocks(path: Path, numeric: frozenset[str]) -> Iterator[Block]:
+    with _text(path) as file:
+        names, delimiter = _header(path, file)
+        line, quoted = 2, False
+        source: Iterator[Any] = file
+        while True:
+            try:
+                rows = list(itertools.islice(source, BLOCK))
+                if not quoted and any('"' in row for row in rows):  # from here on a row may be more than a line
+                    quoted = True
+                    source = csv.reader(itertools.chain(rows, file), delimiter=delimiter)
+                    rows = list(itertools.islice(source, BLOCK))
+            except UnicodeDecodeError as error:
+                raise _not_utf8(error, line) from None
+            except (csv.Error, OSError, EOFError) as error:
+                raise Unreadable(f"broken at or after line {line:,}: {error}") from None
+            if not rows:
+                return
+            lines = None if quoted else rows
+            if not quoted:
+                rows = [row.rstrip("\r\n").split(delimiter) if row.strip() else [] for row in rows]
+            yield _columns(rows, lines, names, delimiter, numeric, line)
+            line += len(rows)
+
+
+def _columns(
+    rows: list[list[str]], lines: list[str] | None, names: list[str], delimiter: str, numeric: frozenset[str], line: int
+) -> Block:
+    """Numbers by numpy's own parser, if it takes them all: it knows no missing values and no quotes."""
+    width = len(names)
+    for i, row in enumerate(rows):
+        if len(row) != width and row:
+            raise Unreadable(
+                f"line {line + i:,} has {len(row)} fields, the header {width}",
+                "Every line needs as many fields as the header; text that holds the delimiter needs quotes.",
+            )
+    fast = [j for j, name in enumerate(names) if name in numeric]
+    table = None
+    if lines is not None and fast:
+        try:
+            table = np.loadtxt(lines, delimiter=delimiter, dtype=np.float64, comments=None, usecols=fast, ndmin=2)
+        except ValueError:  # some field is empty or a word: read one by one below
+            table = None
+    filled = [row for row in rows if row]
+    block: Block = {}
+    for j, name in enumerate(names):
+        if table is not None and j in fast and len(table) == len(filled):
+            block[name] = table[:, fast.index(j)]
+        else:
+            block[name] = [row[j] for row in filled]
+    return block
+
+
+def numbers(values: Values, missing: frozenset[str]) -> tuple[np.ndarray, int | None, str]:
+    """As float64, NaN where missing; and the first place and word that is no finite number, if there is one."""
+    if isinstance(values, list):
+        try:
+            array = np.array(values, dtype=np.float64)
+        except (ValueError, TypeError):
+            return _one_by_one(values, missing)
+    else:
+        array = values
+    bad = np.isinf(array)
+    first = int(bad.argmax()) if bad.any() else None
+    return array, first, "" if first is None else str(values[first])
+
+
+def _one_by_one(values: list[str | None], missing: frozenset[str]) -> tuple[np.ndarray, int | None, str]:
+    array, first, word = np.full(len(values), np.nan), None, ""
+    for i, value in enumerate(values):
+        if value is None or value.strip() in missing:
+            continue
+        try:
+            array[i] = float(value)
+        except ValueError:
+            array[i] = np.inf
+        if first is None and np.isinf(array[i]):
+            first, word = i, value.strip()
+    return array, first, word
+
+
+def words(values: Values, missing: frozenset[str]) -> list[str | None]:
+    """As words, None where missing; 1 and 1.0 are the same word."""
+    if isinstance(values, np.ndarray):
+        known, place = np.unique(values, return_inverse=True)
+        names = [None if np.isnan(value) else f"{value:.15g}" for value in known.tolist()]
+        return [names[i] for i in place.tolist()]
+    plain = {value: _plain(value, missing) for value in set(values)}
+    return [plain[value] for value in values]
+
+
+def _plain(word: str | None, missing: frozenset[str]) -> str | None:
+    word = None if word is None else word.strip()
+    if word is None or word in missing:
+        return None
+    try:
+        return f"{float(word):.15g}" if word[0] in "+-.0123456789" else word
+    except ValueError:
+        return word
+
+
+def _npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise Unreadable(f"no readable NPZ: {error}", "Write it with numpy.savez(file, x=…, label=…).") from None
+    if not arrays:
+        raise Unreadable("the file is empty", "Write it with numpy.savez(file, x=…, label=…).")
+    lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(lengths) > 1:
+        sizes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise Unreadable(f"its arrays differ in length: {sizes}", "Every array needs one entry a row.")
+    flat: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        if array.ndim == 2:
+            flat |= {f"{name}{j}": array[:, j] for j in range(array.shape[1])}
+        else:
+            flat[name] = array
+    return flat
+
+
+def _from_array(array: np.ndarray) -> Values:
+    if array.dtype.kind in "biuf":
+        return array.astype(np.float64) if array.ndim == 1 else array
+    return [str(value) for value in array.tolist()]
+
+
+def _arrow_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted([*path.glob("*.arrow"), *path.glob("*.parquet")])
+    return [one for one in found if not one.name.startswith("cache-")]  # what datasets keeps of its maps
+
+
+def _arrow_schema(path: Path) -> Any:
+    for batch in _record_batches(path, form_of(path)):
+        return batch.schema
+    raise Unreadable("the file is empty")
+
+
+def _record_batches(path: Path, form: str) -> Iterator[Any]:
+    arrow = extra("pyarrow", "pyarrow", f"reading {form}")
+    try:
+        for file in _arrow_files(path):
+            if file.suffix == ".parquet":
+                parquet = extra("pyarrow.parquet", "pyarrow", "reading Parquet")
+                yield from parquet.ParquetFile(file).iter_batches(BLOCK)
+                continue
+            with arrow.memory_map(str(file)) as source:
+                try:
+                    yield from arrow.ipc.open_stream(source)
+                except arrow.ArrowInvalid:
+                    opened = arrow.ipc.open_file(source)
+                    yield from map(opened.get_batch, range(opened.num_record_batches))
+    except (arrow.ArrowException, OSError) as error:
+        raise Unreadable(f"no readable {form}: {str(error).splitlines()[0]}") from None
+
+
+def _arrow_blocks(path: Path, form: str) -> Iterator[Block]:
+    types = extra("pyarrow.types", "pyarrow", f"reading {form}")
+    arrow = extra("pyarrow", "pyarrow", f"reading {form}")
+    for batch in _record_batches(path, form):
+        block: Block = {}
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            kind = column.type
+            if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+                block[name] = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
+            elif types.is_nested(kind) or types.is_binary(kind):
+                raise Unreadable(
+                    f"column {name!r} is of type {kind}, neither numbers nor words", f"Set problem.drop=['{name}']."
+                )
+            else:
+                values = column.cast(arrow.string()) if not types.is_dictionary(kind) else column.dictionary_decode()
+                block[name] = [None if v is None else str(v) for v in values.to_pylist()]
+        yield block
+
+
+def image_files(folder: Path) -> list[tuple[Path, str]]:
+    """The pictures of one client with their classes: the sub-folders that they lie in."""
+    found = [
+        (file, below.name)
+        for below in sorted(path for path in folder.iterdir() if path.is_dir())
+        for file in sorted(below.iterdir())
+        if file.suffix.lower() in IMAGES
+    ]
+    if not found:
+        raise Unreadable(
+            "the folder holds no table and no pictures in sub-folders",
+            "A folder of pictures has one sub-folder a class, such as north/healthy/001.png.",
+        )
+    return found
+
+
+def image_blocks(folder: Path, side: int | None) -> Iterator[tuple[np.ndarray, list[str]]]:
+    """Pictures as uint8 [n, channels, height, width] and their classes, a block at a time."""
+    pillow = extra("PIL.Image", "pillow", "reading pictures")
+    files = image_files(folder)
+    for start in range(0, len(files), 256):
+        some = files[start : start + 256]
+        yield np.stack([_picture(pillow, file, side) for file, _ in some]), [label for _, label in some]
+
+
+def _picture(pillow: Any, file: Path, side: int | None) -> np.ndarray:
+    try:
+        with pillow.open(file) as image:
+            image = image.convert("L" if image.mode in ("1", "L", "I", "I;16", "LA") else "RGB")
+            if side is not None:
+                image = image.resize((side, side))
+            array = np.asarray(image, dtype=np.uint8)
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"{file.name} is no readable picture: {error}") from None
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+
+def image_shape(folder: Path, side: int | None) -> tuple[int, ...]:
+    """The shape of a folder's first picture."""
+    pillow = extra("PIL.Image", "pillow", "reading pictures")
+    return _picture(pillow, image_files(folder)[0][0], side).shape
+
+
+__all__ = [
+    "CSV",
+    "Block",
+    "Unreadable",
+    "blocks_of",
+    "columns_of",
+    "form_of",
+    "image_blocks",
+    "image_shape",
+    "numbers",
+    "words",
+]

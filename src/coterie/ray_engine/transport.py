@@ -1,0 +1,142 @@
+"""Orders as calls of Ray actors. Tensors that several orders share, those of a broadcast, are put into store once."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from coterie.errors import RunError
+from coterie.federation.remote import Address, Trouble
+from coterie.ray_engine.group import Cargo, Group
+from coterie.ray_engine.memory import Kept, as_array
+
+LARGE = 100_000  # bytes above which Ray puts an argument into its store anyway
+
+
+class RayTransport:
+    """One actor a group of clients. An actor that is lost is started again by Ray, and refilled here.
+
+    `chosen` are mode and chunk of the local engine, as they are written into the resolved configuration.
+    """
+
+    def __init__(
+        self, cargoes: list[Cargo], *, memory: Path | None, patience: float, chosen: dict[str, Any] | None = None
+    ) -> None:
+        self.chosen = chosen
+        self.kept = Kept(memory)
+        actor = ray.remote(Group).options(num_cpus=1, max_restarts=-1, max_task_retries=0)
+        self._cargoes = [ray.put(cargo) for cargo in cargoes]  # held, for those who must be born again
+        self.actors: dict[Address, Any] = {i: actor.remote(cargo) for i, cargo in enumerate(self._cargoes)}
+        self.kept.of = {group: set(self.kept.bundles) for group in self.actors}
+        self._mending: dict[Address, Any] = {group: self._refill(group) for group in self.actors}
+        self._calls: dict[Any, Address] = {}
+        self.processes: dict[Address, int] = {}
+        _, late = ray.wait(list(self._mending.values()), num_returns=len(self.actors), timeout=patience)
+        if late:
+            self.close()
+            raise RunError(
+                f"{len(late)} of {len(cargoes)} Ray actors did not start within {patience:g} s; is the cluster "
+                "busy? Lower engine.workers, or raise federation.patience."
+            )
+        for group, ref in list(self._mending.items()):
+            if (trouble := self._mended(group, ref)) is not None:
+                self.close()
+                raise RunError(f"a Ray actor does not start: {trouble.reason}")
+
+    def nodes(self) -> Mapping[Address, int | None]:
+        """All groups; Ray brings back those that were lost."""
+        return dict.fromkeys(self.actors)
+
+    def exchange(
+        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+    ) -> list[tuple[Address, bytes | Trouble]]:
+        """Call, wait, collect; the call of a lost actor begins when it is there again and refilled."""
+        deadline = monotonic() + timeout
+        answers: list[tuple[Address, bytes | Trouble]] = []
+        waiting, parts = set(needed), _split(orders)
+        for group in orders.keys() - self._mending.keys():
+            self._call(group, *parts.pop(group))
+        while self._calls or parts:
+            mending = {self._mending[group]: group for group in parts}
+            left = max(0.0, deadline - monotonic()) if waiting else 0.0
+            done, _ = ray.wait([*self._calls, *mending], timeout=left)
+            if not done:
+                break
+            (ref,) = done
+            if ref in mending:
+                group = mending[ref]
+                answer: bytes | Trouble | None = self._mended(group, ref)
+                head, tail = parts.pop(group)
+                if answer is None:
+                    self._call(group, head, tail)
+                    continue
+            else:
+                group = self._calls.pop(ref)
+                answer = self._reply(group, ref)
+            assert answer is not None
+            answers.append((group, answer))
+            waiting.discard(group)
+        return answers
+
+    def close(self) -> None:
+        """End all actors."""
+        for actor in self.actors.values():
+            ray.kill(actor, no_restart=True)
+        self.actors = {}
+
+    def _call(self, group: Address, head: bytes, tail: Any) -> None:
+        self._calls[self.actors[group].handle.remote(head, tail)] = group
+
+    def _reply(self, group: Address, ref: Any) -> bytes | Trouble:
+        try:
+            reply, news, needed = ray.get(ref)
+        except RayActorError as error:
+            self._mending[group] = self._refill(group)
+            return Trouble("lost", f"its actor is gone ({type(error).__name__})")
+        except RayError as error:
+            return Trouble("client error", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+        if news is not None:
+            self.kept.add(group, *news)
+        self.kept.only(group, needed)
+        return reply.tobytes()
+
+    def _refill(self, group: Address) -> Any:
+        """Give an actor back what its clients remember; Ray repeats this until the actor is there."""
+        bundles = {name: self.kept.bundles[name] for name in self.kept.of[group]}
+        return self.actors[group].refill.options(max_task_retries=-1).remote(bundles)
+
+    def _mended(self, group: Address, ref: Any) -> Trouble | None:
+        """Whether an actor is there again."""
+        try:
+            self.processes[group] = ray.get(ref)
+        except RayError as error:
+            self._mending[group] = self._refill(group)
+            return Trouble("lost", f"its actor does not come back ({_first_line(error)})")
+        del self._mending[group]
+        return None
+
+
+def _split(orders: Mapping[Address, bytes]) -> dict[Address, tuple[bytes, Any]]:
+    """Each order as its structure and its tensors; tensors that are the same in several orders become one object."""
+    parts: dict[Address, tuple[bytes, Any]] = {}
+    seen: list[tuple[bytes, Any]] = []
+    for group, data in orders.items():
+        end = 8 + int.from_bytes(data[4:8], "little")
+        size = len(data) - end
+        if size < LARGE:
+            parts[group] = data[:end], as_array(data)[end:]
+            continue
+        found = next((ref for tail, ref in seen if len(tail) == size and data.endswith(tail)), None)
+        if found is None:
+            found = ray.put(as_array(data[end:]))
+            seen.append((data[end:], found))
+        parts[group] = data[:end], found
+    return parts
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:200] if lines else ''}"

@@ -1,0 +1,378 @@
+"""Which charts a result deserves, and what it comes to in plain words."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from coterie.numerics import clusters
+from coterie.report.results import MOST_NUMBERS, MOST_POINTS, Run, moved, thinned
+from coterie.report.svg import LIGHT, Bar, Chart, Line, bars, graph, heat_map, lines, matrix_map, short
+from coterie.report.svg import size as size_text
+from coterie.report.terminal import HEADLINES, measure_text, ranges
+
+ALONE = {"local-train": "training alone"}
+AVERAGING = {"fedavg": "plain averaging", "local-svrg": "plain averaging", "sgd-full": "plain averaging"}
+MEASURES = {
+    "personal_accuracy": "mean personal accuracy",
+    "personal_accuracy_worst": "worst personal accuracy",
+    "test_accuracy": "test accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "test_loss": "test loss",
+    "personal_loss": "mean personal loss",
+    "validation_accuracy": "validation accuracy",
+    "validation_loss": "validation loss",
+    "objective": "objective",
+    "distance_to_optimum": "distance to the optimum",
+    "stationarity": "stationarity",
+}
+SPREAD = {
+    "friends_weight": "weight of the known friends",
+    "group_weight": "weight inside the own group",
+    "effective_clients": "effective number of clients, 1/Σw²",
+}
+LOGARITHMIC = ("distance_to_optimum", "stationarity")
+MOST_BARS = 20
+NAMED = 5  # clients that get a colour of their own where friends are not known
+HEAVY = 0.9  # of the weight: whoever carries it is named
+LARGEST_MATRIX = 200
+
+
+class Group(NamedTuple):
+    """Runs that differ in nothing but the seed: one curve, one row."""
+
+    name: str
+    runs: list[Run]
+    colour: int
+    is_baseline: bool
+
+    def finals(self, measure: str) -> list[float]:
+        """The last value of each run that has one."""
+        values = [run.final.get(measure) for run in self.runs]
+        return [float(v) for v in values if isinstance(v, int | float)]
+
+
+def groups(runs: Sequence[Run]) -> list[Group]:
+    """Main runs by configuration, then their baselines by name; a baseline that was also run itself is left out."""
+    mains: dict[str, list[Run]] = {}
+    for run in runs:
+        mains.setdefault(repr(_settings(run)), []).append(run)
+    names = _names([members[0] for members in mains.values()])
+    found = [(name, members, False) for name, members in zip(names, mains.values(), strict=True)]
+    beside: dict[str, list[Run]] = {}
+    methods = {run.method for run in runs}
+    for run in runs:
+        for name, baseline in run.baselines.items():
+            if name not in methods:
+                beside.setdefault(name, []).append(baseline)
+    found += [(name, members, True) for name, members in beside.items()]
+    return [Group(name, members, i, base) for i, (name, members, base) in enumerate(found)]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What makes two runs the same but for the seed; what only says how they were computed does not."""
+    silent = {"seed", "threads", "record", "checkpoint", "baselines", "log", "mode", "chunk", "memory", "compile"}
+    return {
+        f"{table}.{key}": value
+        for table, values in run.config.items()
+        for key, value in values.items()
+        if key not in silent
+    }
+
+
+def _names(runs: list[Run]) -> list[str]:
+    """Methods; where one occurs twice, with what tells its runs apart."""
+    names = []
+    for run in runs:
+        same = [_settings(other) for other in runs if other.method == run.method and other is not run]
+        own = _settings(run)
+        apart = {key: own.get(key) for other in same for key in {*own, *other} if own.get(key) != other.get(key)}
+        told = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in sorted(apart.items()))
+        names.append(f"{run.method} ({told})" if told else run.method)
+    return names
+
+
+def headline_measure(found: Sequence[Group]) -> tuple[str, str]:
+    """The measure that all of them have, the most asked for first; its key and its name."""
+    for key, label in HEADLINES:
+        if all(group.finals(key) for group in found):
+            return key, label
+    for key, label in HEADLINES:
+        if found and found[0].finals(key):
+            return key, label
+    return "", ""
+
+
+def higher_is_better(measure: str) -> bool:
+    """Accuracies and weights are gains, all else is loss."""
+    return measure.endswith(("accuracy", "accuracy_worst", "weight"))
+
+
+def measure_charts(found: Sequence[Group]) -> list[tuple[Chart, Chart]]:
+    """Every measure against rounds and against bytes, all groups in one chart."""
+    known = {key for group in found for line in group.runs[0].metrics for key in line}
+    charts = []
+    for key, label in {**MEASURES, **SPREAD}.items():
+        if key in known:
+            kind = "percent" if "accuracy" in key or "weight" in key else "number"
+            log = key in LOGARITHMIC
+            pair = []
+            for x, words in (("round", "rounds"), ("bytes", "bytes moved")):
+                drawn = [line for group in found if (line := _curve(group, key, x)) is not None]
+                drawn = _level(drawn) if x == "bytes" else drawn
+                pair.append(lines(f"{key}-{words.split()[0]}", f"{label} against {words}", drawn, x=x, y=kind, log=log))
+            charts.append((pair[0], pair[1]))
+    return charts
+
+
+def _curve(group: Group, measure: str, x: str) -> Line | None:
+    """The mean over the group's runs at the rounds that all of them recorded, with a band from least to most."""
+    by_round = [{line["round"]: line for line in run.metrics if _is_number(line.get(measure))} for run in group.runs]
+    common = sorted(set.intersection(*map(set, by_round)))
+    common = [common[i] for i in thinned(len(common), min(MOST_POINTS, MOST_NUMBERS // 20))]
+    if not common:
+        return None
+    values = [[float(found[t][measure]) for found in by_round] for t in common]
+    across: list[float] = [float(t) for t in common]
+    if x == "bytes":
+        pairs = list(zip(group.runs, by_round, strict=True))
+        across = [statistics.fmean(moved(run.traffic(found[t])) for run, found in pairs) for t in common]
+    band = ([min(v) for v in values], [max(v) for v in values]) if len(group.runs) > 1 else None
+    colour = group.colour % len(LIGHT)
+    ys = [statistics.fmean(v) for v in values]
+    across = [float(short(v, 6) or 0) for v in across]
+    return Line(group.name, across, ys, group.name, colour, colour, band)
+
+
+def _level(drawn: list[Line]) -> list[Line]:
+    """A line of what moves nothing is drawn across, at its last value."""
+    most = max((line.x[-1] for line in drawn), default=0.0)
+
+    def across(line: Line) -> Line:
+        if line.x[-1] > 0 or not most:
+            return line
+        return line._replace(name=f"{line.name}, last value", x=[0.0, most], y=[line.y[-1]] * 2, band=None)
+
+    return [across(line) for line in drawn]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def last_weights(run: Run) -> list[float] | None:
+    """By client, where the method learns some."""
+    return run.weights.rows[-1] if run.weights is not None and run.weights.rows else None
+
+
+def weight_charts(run: Run, name: str = "weights") -> list[Chart]:
+    """Who helped at the end, and how the weights came about: bars, lines, a heat map; or the matrix and its graph."""
+    if run.weights is None:
+        return []
+    if run.weights.matrix is not None:
+        return _matrix_charts(run, run.weights.matrix, name)
+    weights, friends = run.weights.rows[-1], run.friends
+    order = sorted(range(len(weights)), key=lambda k: -weights[k])
+    shown = order[:MOST_BARS]
+    drawn = [Bar(f"client {k}", ((weights[k], _standing(k, friends, order)),), f"{weights[k]:.3f}") for k in shown]
+    rest = f"The {MOST_BARS} heaviest of {len(weights)} clients." if len(weights) > MOST_BARS else ""
+    legend = [("known friends", 0), ("strangers", 1)] if friends is not None else []
+    columns = [[row[k] for row in run.weights.rows] for k in range(len(weights))]
+    at = [float(t) for t in run.weights.rounds]
+    over = []
+    for k, column in enumerate(columns):
+        colour = _standing(k, friends, order)
+        if friends is None:
+            key, dash = (f"client {k}", colour or 0) if colour is not None else ("others", 0)
+        else:
+            key, dash = ("known friends", 0) if colour == 0 else ("strangers", 1)
+        over.append(Line(f"client {k}", at, column, key, colour, dash, thin=len(weights) > 30 or key == "strangers"))
+    return [
+        bars(f"{name}-final", "who helped: weights at the end", drawn, note=rest, legend=legend),
+        lines(f"{name}-rounds", "weights over the rounds", over),
+        heat_map(
+            f"{name}-map",
+            "weights over the rounds, client by client",
+            columns,
+            run.weights.rounds,
+            source=f"{name}-rounds",
+            mark=friends,
+            note="The stronger the colour, the more weight." + (" Above the line: known friends." if friends else ""),
+        ),
+        *_spread(run, name),
+    ]
+
+
+def _spread(run: Run, name: str) -> list[Chart]:
+    """How concentrated the weights are, by the first measure of it that was recorded."""
+    for key, label in SPREAD.items():
+        curve = _curve(Group(label, [run], 0, False), key, "round")
+        if curve is not None:
+            return [lines(f"{name}-spread", label, [curve], y="percent" if "weight" in key else "number")]
+    return []
+
+
+def _standing(k: int, friends: int | None, order: list[int]) -> int | None:
+    """A client's colour: by what is known of it, else one of its own if it is among the heaviest."""
+    if friends is not None:
+        return 0 if k < friends else 1
+    place = order.index(k)
+    return place if place < NAMED else None
+
+
+def _matrix_charts(run: Run, matrix: list[list[float]], name: str) -> list[Chart]:
+    if len(matrix) > LARGEST_MATRIX:
+        return []
+    found = clusters_of(run)
+    note = "Row: a target; column: who helps it; per cent where there is room. Frames: the clusters that were found."
+    drawn = "Lines lead from clients to whom they give more than an equal share; large circles: others rely on them."
+    return [
+        matrix_map(f"{name}-matrix", "who learns from whom", matrix, found, note=note),
+        graph(f"{name}-graph", "who learns from whom, as a graph", matrix, found, note=drawn),
+    ]
+
+
+def clusters_of(run: Run) -> list[list[int]]:
+    """As the summary has them, else found anew."""
+    matrix = run.weights.matrix if run.weights is not None else None
+    if matrix is None:
+        return []
+    written = (run.summary or {}).get("clusters")
+    if isinstance(written, list) and sorted(k for c in written for k in c) == list(range(len(matrix))):
+        return written
+    return clusters(torch.tensor(matrix))
+
+
+def traffic_chart(run: Run, name: str = "communication") -> Chart | None:
+    """Bytes up and down by what they were moved for."""
+    if not run.causes:
+        return None
+    order = sorted(run.causes.items(), key=lambda item: -moved(item[1]))
+    drawn = [
+        Bar(
+            cause.rpartition(":")[2] or cause,
+            ((float(entry["bytes_up"]), 0), (float(entry["bytes_down"]), 1)),
+            size_text(moved(entry)),
+            f"{size_text(entry['bytes_up'])} up, {size_text(entry['bytes_down'])} down; {cause}",
+        )
+        for cause, entry in order
+        if moved(entry)
+    ]
+    legend = (("up, from clients", 0), ("down, to clients", 1))
+    return bars(name, "bytes moved, by cause", drawn, legend=legend) if drawn else None
+
+
+class Headline(NamedTuple):
+    """What a result comes to: sentences, and figures with what they are."""
+
+    sentences: list[str]
+    figures: list[tuple[str, str]]
+
+
+def headline(run: Run, found: Sequence[Group]) -> Headline:
+    """One run: how good, how much better than alone, who helped, what it cost."""
+    key, label = headline_measure(found)
+    sentences, figures = [], []
+    if key:
+        value = run.final[key]
+        sentences.append(f"{run.method} reaches {measure_text(key, value)} {label} after {run.final['round']} rounds.")
+        figures.append((measure_text(key, value), label))
+        against = [
+            (gain, f"{gain_text(key, gain)} {words} ({measure_text(key, other)})")
+            for group in found
+            if group.is_baseline
+            for other in group.finals(key)[:1]
+            for gain, words in [(value - other, ALONE.get(group.name) or AVERAGING.get(group.name) or group.name)]
+        ]
+        if against:
+            sentences.append("That is " + _listed([text for _, text in against]) + ".")
+        alone = next((g for g in found if g.name in ALONE and g.is_baseline and g.finals(key)), None)
+        if alone is not None:
+            gain = value - alone.finals(key)[0]
+            shown = f"{100 * gain:+.1f} points" if "accuracy" in key else f"{gain:+.3g}"
+            figures.append((shown.replace("-", "−"), "against training alone"))
+    sentences += _who(run)
+    if "friends_weight" in run.final and _is_number(run.final["friends_weight"]):
+        figures.append((f"{100 * run.final['friends_weight']:.0f} %", "of the weight at known friends"))
+    elif (weights := last_weights(run)) is not None:
+        figures.append((f"{1 / sum(w * w for w in weights):.1f}", f"effective clients of {len(weights)}"))
+    elif run.weights is not None and run.weights.matrix is not None:
+        figures.append((str(len(clusters_of(run))), "clusters of clients"))
+    traffic = run.traffic()
+    cost = f"{size_text(moved(traffic))} were moved in {traffic['rounds']} rounds of communication"
+    seconds = run.final.get("seconds")
+    took = f", in {seconds:.0f} s of computation" if _is_number(seconds) else ""
+    sentences.append(f"{cost}{took}.")
+    figures.append((size_text(moved(traffic)), f"moved in {traffic['rounds']} rounds of communication"))
+    return Headline(sentences, figures)
+
+
+def gain_text(key: str, gain: float) -> str:
+    """How one value stands to another, in words."""
+    better = gain > 0 if higher_is_better(key) else gain < 0
+    if abs(gain) < 5e-4:
+        return "level with"
+    amount = f"{abs(100 * gain):.1f} points" if "accuracy" in key else f"{abs(gain):.3g}"
+    return f"{amount} {'better' if better else 'worse'} than"
+
+
+def _who(run: Run) -> list[str]:
+    weights = last_weights(run)
+    if run.weights is not None and run.weights.matrix is not None:
+        matrix, found = run.weights.matrix, clusters_of(run)
+        inside = sum(matrix[i][k] for cluster in found for i in cluster for k in cluster) / len(matrix)
+        who = "; ".join(f"{{{ranges(cluster)}}}" for cluster in found[:8]) + ("; …" if len(found) > 8 else "")
+        kept = f"{100 * inside:.1f} % of the weight stays inside the own cluster"
+        return [f"{len(matrix)} clients fall into {len(found)} clusters: {who}; {kept}."]
+    if weights is None:
+        return []
+    order = sorted(range(len(weights)), key=lambda k: -weights[k])
+    heavy, total = [], 0.0
+    for k in order:
+        heavy.append(k)
+        total += weights[k]
+        if total >= HEAVY:
+            break
+    named = ", ".join(f"{k} ({100 * weights[k]:.0f} %)" for k in heavy[:8]) + (", …" if len(heavy) > 8 else "")
+    sentences = [f"{len(heavy)} of {len(weights)} clients carry {100 * total:.0f} % of the weight: {named}."]
+    if run.friends is not None:
+        share = sum(weights[: run.friends])
+        sentences.append(f"The target's {run.friends} known friends hold {100 * share:.0f} % of it.")
+    return sentences
+
+
+def headline_of_several(found: Sequence[Group]) -> Headline:
+    """Several runs: who is best by the mean over seeds, and by how much."""
+    key, label = headline_measure(found)
+    ranked = [group for group in found if group.finals(key)] if key else []
+    if not ranked:
+        return Headline([f"{sum(len(g.runs) for g in found)} runs."], [])
+    ranked.sort(key=lambda g: statistics.fmean(g.finals(key)), reverse=higher_is_better(key))
+    best = ranked[0]
+    seeds = len(best.runs)
+    start = f"{best.name} has the best {label}: {spread_text(key, best.finals(key))}"
+    sentences = [f"{start}, mean over {seeds} seeds." if seeds > 1 else f"{start}, of one seed."]
+    figures = [(spread_text(key, best.finals(key)), f"{best.name}, best {label}")]
+    own = statistics.fmean(best.finals(key))
+    behind = [f"{gain_text(key, own - statistics.fmean(group.finals(key)))} {group.name}" for group in ranked[1:4]]
+    if behind:
+        sentences.append(f"That is {_listed(behind)}.")
+    costs = {g.name: statistics.fmean(moved(run.traffic()) for run in g.runs) for g in ranked}
+    sentences.append(f"{best.name} moved {size_text(costs[best.name])} a run.")
+    figures.append((size_text(costs[best.name]), "moved a run"))
+    figures.append((str(sum(len(g.runs) for g in found if not g.is_baseline)), "runs"))
+    return Headline(sentences, figures)
+
+
+def spread_text(key: str, values: Sequence[float]) -> str:
+    """Mean ± standard deviation."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return measure_text(key, mean)
+    deviation = statistics.stdev(values)
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f} %" if "accuracy" in key else f"{mean:.4g} ± {deviation:.2g}"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

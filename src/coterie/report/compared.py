@@ -1,0 +1,227 @@
+"""A comparison as tables: Markdown, CSV, LaTeX, HTML, and in the terminal."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from coterie.experiment.compare import Case
+from coterie.experiment.files import write_atomically
+from coterie.experiment.processes import rounds_done
+from coterie.report.page import table, write
+from coterie.report.results import read_all
+from coterie.report.svg import esc, size
+from coterie.report.terminal import BAR, HEADLINES, measure_text
+
+LABELS = dict(HEADLINES)
+
+
+class Row(NamedTuple):
+    """One method, as text."""
+
+    method: str
+    value: str
+    rank: str
+    difference: str
+    p_t: str
+    p_exact: str
+    seeds: str
+    rounds: str
+    moved: str
+    seconds: str
+
+
+def head(result: Mapping[str, Any]) -> Row:
+    """The columns' names."""
+    reference = result["tests"]["reference"]
+    label = LABELS.get(result["measure"], result["measure"])
+    against = f"{reference} is ahead by"
+    return Row("method", label, "mean rank", against, "p, t", "p, exact", "seeds", "rounds", "moved", "seconds")
+
+
+def rows(result: Mapping[str, Any]) -> list[Row]:
+    """A row a method, best first."""
+    measure = result["measure"]
+    tests = {one["method"]: one for one in result["tests"]["comparisons"]}
+    known = [row for row in result["rows"] if row["mean"] is not None]
+    known.sort(key=lambda row: row["mean"], reverse=result["higher_is_better"])
+    out = []
+    for row in known + [row for row in result["rows"] if row["mean"] is None]:
+        test = tests.get(row["method"], {})
+        sign = 1 if result["higher_is_better"] else -1
+        gap = test.get("difference")
+        unfinished = f" ({row['unfinished']} unfinished)" if row["unfinished"] else ""
+        out.append(
+            Row(
+                row["method"],
+                _spread(measure, row["mean"], row["std"]),
+                "–" if row["rank"] is None else f"{row['rank']:.2g}",
+                "" if gap is None else _gap(measure, sign * gap),
+                _p(test.get("p_holm")),
+                _p(test.get("p_exact")),
+                f"{len(row['values'])}{unfinished}",
+                "–" if row["rounds"] is None else f"{row['rounds']:g}",
+                "–" if row["bytes"] is None else size(row["bytes"]),
+                "–" if row["seconds"] is None else f"{row['seconds']:.1f}",
+            )
+        )
+    return out
+
+
+def _spread(measure: str, mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "–"
+    if deviation is None:
+        return measure_text(measure, mean)
+    percent = measure.endswith("accuracy")
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f} %" if percent else f"{mean:.4g} ± {deviation:.2g}"
+
+
+def _gap(measure: str, gap: float) -> str:
+    text = f"{100 * gap:+.1f} points" if measure.endswith("accuracy") else f"{gap:+.3g}"
+    return text.replace("-", "−")
+
+
+def _p(p: float | None) -> str:
+    return "" if p is None else "< 0.001" if p < 1e-3 else f"{p:.2g}"
+
+
+def caption(result: Mapping[str, Any]) -> str:
+    """What the figures are."""
+    limit = f"{result['rounds']} rounds"
+    if result["budget"] is not None:
+        limit = f"at most {size(result['budget'])} moved, at most {result['rounds']} rounds"
+    seeds = ", ".join(map(str, result["seeds"]))
+    return (
+        f"Problem {result['problem']}, {limit}, seeds {seeds}; mean ± standard deviation over seeds. "
+        f"p: paired over seeds against {result['tests']['reference']}; t-test (by Holm's rule) and exact sign flips. "
+        f"{result['tests']['note']}"
+    )
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """A Markdown table."""
+    lines = [head(result), Row(*["---"] * len(Row._fields)), *rows(result)]
+    cells = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    return "\n".join([*cells, "", caption(result)]) + "\n"
+
+
+def latex(result: Mapping[str, Any]) -> str:
+    """A LaTeX tabular, for booktabs."""
+
+    def line(cells: Row) -> str:
+        return " & ".join(_tex(cell) for cell in cells) + r" \\"
+
+    spec = "l" + "r" * (len(Row._fields) - 1)
+    body = [rf"\begin{{tabular}}{{{spec}}}", r"\toprule", line(head(result)), r"\midrule", *map(line, rows(result))]
+    return "\n".join([f"% {caption(result)}", *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _tex(text: str) -> str:
+    for mark, written in (("\\", r"\textbackslash{}"), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#")):
+        text = text.replace(mark, written)
+    return text.replace("±", r"$\pm$").replace("−", "$-$").replace("–", "--").replace("<", "$<$")
+
+
+def comma_separated(result: Mapping[str, Any]) -> str:
+    """One line a run, with plain numbers: for spreadsheets and further analysis."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    measures = list(dict.fromkeys(k for run in result["runs"] for k, v in run["final"].items() if _scalar(v)))
+    traffic = ("bytes_up", "bytes_down")
+    writer.writerow(["method", "seed", "outcome", "rounds", "seconds", *traffic, *measures])
+    for run in result["runs"]:
+        moved = [run["communication"][key] for key in traffic]
+        values = [run["final"].get(key) if _scalar(run["final"].get(key)) else "" for key in measures]
+        writer.writerow([run["method"], run["seed"], run["outcome"], run["rounds"], run["seconds"], *moved, *values])
+    return out.getvalue()
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def section(result: Mapping[str, Any]) -> str:
+    """The part of the page that only a comparison has."""
+    inside = table(head(result), rows(result))
+    return f"<section><h2>The comparison</h2>{inside}<p>{esc(caption(result))}</p></section>"
+
+
+def save(result: Mapping[str, Any], folder: Path) -> Path:
+    """table.md, table.csv, table.tex, report.html and plots; where the page is."""
+    write_atomically(folder / "table.csv", comma_separated(result).encode())
+    if result["measure"] is not None:
+        write_atomically(folder / "table.md", markdown(result).encode())
+        write_atomically(folder / "table.tex", latex(result).encode())
+    runs, complaints = read_all([folder / run["folder"] for run in result["runs"]])
+    return write(folder, runs, complaints, section(result) if result["measure"] is not None else "")
+
+
+def _narrow(row: Row) -> tuple[str, ...]:
+    """What fits a terminal; the rest is in the files."""
+    return row.method, row.value, row.rank, row.difference, row.p_t, row.p_exact, row.moved
+
+
+class CompareDisplay:
+    """One bar over all rounds of all runs, with the names of those that are being made."""
+
+    def __init__(self, console: Console, cases: list[Case], folder: Path) -> None:
+        self.console, self.cases, self.folder = console, cases, folder
+        self._over: set[str] = set()
+        self._bar = Progress(
+            TextColumn("[bold]{task.fields[done]}/{task.fields[all]} runs"),
+            BarColumn(BAR),
+            TextColumn("{task.fields[now]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        rounds = sum(case.config.run.rounds for case in cases)
+        self._task = self._bar.add_task("", total=rounds, done=0, all=len(cases), now="")
+
+    def __enter__(self) -> "CompareDisplay":
+        if self.console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def report(self, case: Case, summary: Mapping[str, Any]) -> None:
+        """One run is over."""
+        self._over.add(case.name)
+        if not self.console.is_terminal:
+            self.console.print(f"{case.name}: {summary['outcome']} ({len(self._over)} of {len(self.cases)})")
+
+    def tick(self) -> None:
+        """How far the others are."""
+        total, now = 0, []
+        for case in self.cases:
+            done = case.config.run.rounds if case.name in self._over else rounds_done(self.folder / "runs" / case.name)
+            if done > 0 and case.name not in self._over:
+                now.append(f"{case.name} {done}")
+            total += done
+        self._bar.update(self._task, completed=total, done=len(self._over), now=", ".join(now[:4]))
+
+    def end(self, result: Mapping[str, Any], page: Path) -> None:
+        """The table."""
+        self._bar.stop()
+        if result["measure"] is None:
+            self.console.print("No run finished with a measure that all of them have; see compare.json.")
+        else:
+            shown = Table(box=None, pad_edge=False)
+            for i, name in enumerate(_narrow(head(result))):
+                shown.add_column(name, justify="left" if i == 0 else "right", no_wrap=i < 2)
+            for row in rows(result):
+                shown.add_row(*_narrow(row))
+            self.console.print(shown)
+            self.console.print(f"\n{caption(result)}")
+        for run in result["runs"]:
+            if run["outcome"] != "finished":
+                self.console.print(f"{run['folder']}: {run['outcome']}. {run['message']}", markup=False)
+        files = "table.md, table.csv, table.tex, compare.json"
+        self.console.print(f"\nThe report is in {page}; beside it {files}, plots and the runs.", markup=False)

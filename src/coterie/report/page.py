@@ -1,0 +1,230 @@
+"""The report: one HTML file that opens offline, with its style, its script and its values inside."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from coterie.experiment.files import make_folder, write_atomically
+from coterie.report.charts import (
+    Group,
+    groups,
+    headline,
+    headline_measure,
+    headline_of_several,
+    measure_charts,
+    spread_text,
+    traffic_chart,
+    weight_charts,
+)
+from coterie.report.results import Run, moved
+from coterie.report.svg import CHART_STYLE, COLOUR_CLASSES, DARK_THEME, LIGHT_THEME, Chart, as_json, esc, size
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+FIRST = 4  # measures that are shown at once; the others unfold
+MOST_EVENTS = 100
+MOST_DETAILS = 12  # runs that get charts of their own
+
+
+def write(folder: Path, runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "") -> Path:
+    """report.html and plots/*.svg in a folder; where the page is."""
+    page, charts = content(runs, complaints, more)
+    make_folder(folder / "plots")
+    for chart in charts:
+        write_atomically(folder / "plots" / f"{chart.name}.svg", chart.file().encode())
+    out = folder / "report.html"
+    write_atomically(out, document(page, title(runs)).encode())
+    return out
+
+
+def document(main: str, name: str, *, live: bool = False) -> str:
+    """The whole page around its content."""
+    assets = files("coterie.report") / "assets"
+    dark = f":root:not([data-theme=light]){{{DARK_THEME}}}"
+    themes = f":root{{{LIGHT_THEME}}}@media screen and (prefers-color-scheme:dark){{{dark}}}"
+    themes += f"@media screen{{:root[data-theme=dark]{{{DARK_THEME}}}}}"
+    style = themes + CHART_STYLE + COLOUR_CLASSES + (assets / "page.css").read_text(encoding="utf-8")
+    script = (assets / "page.js").read_text(encoding="utf-8")
+    policy = POLICY + ("; connect-src 'self'" if live else "")
+    return f"""<!doctype html>
+<html lang="en"{' data-live="1"' if live else ""}>
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{esc(policy)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{esc(name)}</title>
+<style>{style}</style>
+</head>
+<body>
+<header><p class="brand">coterie</p><h1>{esc(name)}</h1>
+<p class="state" role="status"></p>
+<button type="button" id="theme" aria-label="light, dark or as the system has it">theme: system</button></header>
+<main>{main}</main>
+<div id="tip" role="status" aria-live="polite" hidden></div>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def title(runs: Sequence[Run]) -> str:
+    """What the page is about."""
+    problems = ", ".join(dict.fromkeys(run.problem for run in runs))
+    if len(runs) == 1:
+        return f"{runs[0].method} on {problems}, seed {runs[0].seed}"
+    return f"{len(runs)} runs on {problems}"
+
+
+def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "") -> tuple[str, list[Chart]]:
+    """What stands between header and end, and the charts in it."""
+    found, single = groups(runs), len(runs) == 1
+    told = headline(runs[0], found) if single else headline_of_several(found)
+    charts: list[Chart] = []
+    parts = [_headline(told.sentences, told.figures)]
+    notes = [f"{run.folder.name}: {note}" for run in runs for note in run.notes]
+    parts += [_warnings("Left out", complaints), _warnings("Note", notes), more]
+    if single:
+        parts.append(_weights_section(runs[0], charts, "weights"))
+    parts.append(_measures_section(found, charts))
+    parts.append(_runs_table(found))
+    if single:
+        parts.append(_traffic_section(runs[0], charts, "communication"))
+        parts.append(_events_section(runs[0].events))
+        parts.append(_again_section(runs[0]))
+    else:
+        parts.append(_details(found, charts))
+    return "".join(parts), charts
+
+
+def _headline(sentences: Iterable[str], figures: Iterable[tuple[str, str]]) -> str:
+    tiles = "".join(f"<div><dt>{esc(what)}</dt><dd>{esc(value)}</dd></div>" for value, what in figures)
+    return f'<section class="headline"><p>{esc(" ".join(sentences))}</p><dl class="tiles">{tiles}</dl></section>'
+
+
+def _warnings(word: str, lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{esc(line)}</li>" for line in lines)
+    return f'<section class="warn"><h2>{word}</h2><ul>{items}</ul></section>' if lines else ""
+
+
+def figure(chart: Chart, charts: list[Chart], *, hidden: bool = False, axis: str = "") -> str:
+    """A chart with its title, note and values."""
+    charts.append(chart)
+    values = f'<script type="application/json">{as_json(chart.values)}</script>' if chart.values else ""
+    note = f"<p>{esc(chart.note)}</p>" if chart.note else ""
+    state = (" hidden" if hidden else "") + (f' data-axis="{axis}"' if axis else "")
+    caption = f"<figcaption>{esc(chart.title)}</figcaption>"
+    return f'<figure id="{esc(chart.name)}"{state}>{caption}{chart.inline()}{note}{values}</figure>'
+
+
+def _weights_section(run: Run, charts: list[Chart], name: str) -> str:
+    drawn = weight_charts(run, name)
+    inside = "".join(figure(chart, charts) for chart in drawn)
+    return f'<section><h2>Who helped</h2><div class="figures">{inside}</div></section>' if drawn else ""
+
+
+def _measures_section(found: Sequence[Group], charts: list[Chart]) -> str:
+    pairs = [
+        figure(rounds, charts, axis="round") + figure(volume, charts, hidden=True, axis="bytes")
+        for rounds, volume in measure_charts(found)
+    ]
+    switch = (
+        '<p class="switch" role="group" aria-label="against what">against '
+        '<button type="button" data-show="round" aria-pressed="true">rounds</button>'
+        '<button type="button" data-show="bytes" aria-pressed="false">bytes moved</button></p>'
+    )
+    band = any(len(group.runs) > 1 for group in found)
+    note = "<p>Lines are means over seeds; bands go from the least to the most.</p>" if band else ""
+    first, rest = "".join(pairs[:FIRST]), "".join(pairs[FIRST:])
+    more = f'<details><summary>Further measures</summary><div class="figures">{rest}</div></details>' if rest else ""
+    return f'<section><h2>How good it got</h2>{switch}{note}<div class="figures">{first}</div>{more}</section>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 1) -> str:
+    """An HTML table; columns from `numbers` on are figures."""
+
+    def cell(tag: str, i: int, value: object) -> str:
+        return f"<{tag}{' class=n' if i >= numbers else ''}>{esc(value)}</{tag}>"
+
+    top = "".join(cell("th", i, h) for i, h in enumerate(head))
+    body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _runs_table(found: Sequence[Group]) -> str:
+    key, label = headline_measure(found)
+    rows = []
+    for group in found:
+        values = group.finals(key) if key else []
+        outcomes = Counter(run.outcome for run in group.runs)
+        rows.append(
+            (
+                group.name + (" (baseline)" if group.is_baseline else ""),
+                ", ".join(outcomes) if len(outcomes) == 1 else ", ".join(f"{n} {o}" for o, n in outcomes.items()),
+                spread_text(key, values) if values else "–",
+                len(group.runs),
+                f"{statistics.fmean(run.final['round'] for run in group.runs):g}",
+                f"{statistics.fmean(run.traffic()['rounds'] for run in group.runs):g}",
+                size(statistics.fmean(moved(run.traffic()) for run in group.runs)),
+            )
+        )
+    head = ("trained by", "outcome", label or "measure", "seeds", "rounds", "rounds of communication", "moved")
+    return f"<section><h2>Side by side</h2>{table(head, rows, numbers=2)}</section>"
+
+
+def _traffic_section(run: Run, charts: list[Chart], name: str) -> str:
+    chart = traffic_chart(run, name)
+    total = run.traffic()
+    up, down = size(total["bytes_up"]), size(total["bytes_down"])
+    words = f"{up} up, {down} down, {total['rounds']} rounds of communication."
+    inside = "" if chart is None else f'<div class="figures">{figure(chart, charts)}</div>'
+    return f"<section><h2>What it cost</h2><p>{esc(words)}</p>{inside}</section>"
+
+
+def _events_section(events: Sequence[dict[str, Any]]) -> str:
+    """How often what happened to whom, and the latest of it."""
+    if not events:
+        return "<section><h2>Events</h2><p>No client failed, nothing was rejected or skipped.</p></section>"
+    counts = Counter((str(e.get("event", "?")), str(e.get("reason", ""))) for e in events)
+    clients: dict[tuple[str, str], set[int]] = {}
+    for e in events:
+        if isinstance(e.get("client"), int):
+            clients.setdefault((str(e.get("event", "?")), str(e.get("reason", ""))), set()).add(e["client"])
+    rows = [
+        (event, reason, count, len(clients.get((event, reason), ())) or "")
+        for (event, reason), count in counts.most_common(MOST_EVENTS)
+    ]
+    latest = [
+        (e.get("round", ""), e.get("client", ""), e.get("event", ""), e.get("reason", ""))
+        for e in events[-MOST_EVENTS:]
+    ]
+    summary = f"<details><summary>The last {len(latest)} of {len(events)}</summary>"
+    summary += table(("round", "client", "event", "reason"), latest, numbers=9) + "</details>"
+    return (
+        f"<section><h2>Events</h2>{table(('event', 'reason', 'times', 'clients'), rows, numbers=2)}{summary}</section>"
+    )
+
+
+def _again_section(run: Run) -> str:
+    command = f"coterie run {run.folder.name}/config.toml --out {run.folder.name}-again"
+    return (
+        "<section><h2>Run it again</h2>"
+        "<p>The whole configuration is in config.toml; the same seed gives the same result.</p>"
+        f'<pre class="copy" tabindex="0">{esc(command)}</pre>'
+        f'<details><summary>Configuration</summary><pre tabindex="0">{esc(run.toml)}</pre></details></section>'
+    )
+
+
+def _details(found: Sequence[Group], charts: list[Chart]) -> str:
+    """The first run of each group, folded."""
+    parts = []
+    for i, group in enumerate([g for g in found if not g.is_baseline][:MOST_DETAILS]):
+        run = group.runs[0]
+        inside = _weights_section(run, charts, f"weights-{i}") + _traffic_section(run, charts, f"communication-{i}")
+        inside += _events_section(run.events) + _again_section(run)
+        which = f", seed {run.seed}" + (f" (of {len(group.runs)} runs)" if len(group.runs) > 1 else "")
+        parts.append(f"<details class=run><summary>{esc(group.name + which)}</summary>{inside}</details>")
+    return f"<section><h2>Run by run</h2>{''.join(parts)}</section>"

@@ -1,0 +1,284 @@
+"""Result folders, read for people: all that is in them is untrusted, and what is wrong is named by file and line."""
+
+import json
+import math
+import tomllib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from coterie.errors import UsageError
+
+T = TypeVar("T")
+
+MOST_POINTS = 500
+MOST_NUMBERS = 60_000  # of weights over the rounds: with more clients, fewer rounds are kept
+TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down")
+SEVERAL = {"compare.json": "runs", "tune.json": "trials"}  # folders of folders
+
+
+class Weights(NamedTuple):
+    """Weights by client along the rounds; of a matrix only the last one, by target."""
+
+    rounds: list[int]
+    rows: list[list[float]]
+    matrix: list[list[float]] | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its folder tells it. `summary` is None while it goes on or was interrupted."""
+
+    folder: Path
+    config: dict[str, dict[str, Any]]
+    toml: str
+    metrics: list[dict[str, Any]]
+    weights: Weights | None
+    causes: dict[str, dict[str, int]]
+    events: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+    baselines: dict[str, "Run"] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.config["run"].get("method", "?"))
+
+    @property
+    def problem(self) -> str:
+        """The problem's name."""
+        return str(self.config["run"].get("problem", "?"))
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.config["run"].get("seed", 0))
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds were asked for."""
+        return int(self.config["run"].get("rounds", 0))
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last recorded measures."""
+        return self.metrics[-1]
+
+    @property
+    def friends(self) -> int | None:
+        """How many of the first clients are known friends."""
+        found = (self.summary or {}).get("friends", self.config["problem"].get("friends"))
+        return found if isinstance(found, int) else None
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, or that it has not."""
+        return "not finished" if self.summary is None else str(self.summary.get("outcome", "?"))
+
+    def traffic(self, line: dict[str, Any] | None = None) -> dict[str, int]:
+        """What had been moved at a recorded round, by default the last."""
+        found = (line or self.final).get("communication")
+        return {key: int(found.get(key, 0)) if isinstance(found, dict) else 0 for key in TRAFFIC}
+
+
+def moved(traffic: dict[str, int]) -> int:
+    """Bytes in both directions."""
+    return traffic["bytes_up"] + traffic["bytes_down"]
+
+
+def places(folder: Path) -> list[Path]:
+    """The result folders that a folder stands for: itself, or those of a comparison or a grid."""
+    for marker, inside in SEVERAL.items():
+        if (folder / marker).is_file():
+            found = sorted(path.parent for path in (folder / inside).glob("*/config.toml"))
+            if not found:
+                raise UsageError(f"{folder / inside} holds no run yet.")
+            return found
+    return [folder]
+
+
+def read_all(folders: list[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and what is wrong with the others."""
+    runs, complaints = [], []
+    for folder in folders:
+        try:
+            inside = places(folder)
+        except UsageError as error:
+            complaints.append(str(error))
+            continue
+        for place in inside:
+            try:
+                runs.append(read(place))
+            except UsageError as error:
+                complaints.append(str(error))
+    return runs, complaints
+
+
+def read(folder: Path, *, with_baselines: bool = True) -> Run:
+    """One result folder, finished or not."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}.")
+    if not (folder / "config.toml").is_file():
+        raise UsageError(f"{folder / 'config.toml'} is missing: {folder} is no result folder.")
+    toml = _text(folder / "config.toml")
+    config = _checked(folder / "config.toml", lambda: _config(toml))
+    summary, notes = None, []
+    if (folder / "summary.json").is_file():
+        summary = _checked(folder / "summary.json", lambda: _summary(_text(folder / "summary.json")))
+        if summary.get("outcome") != "finished":
+            notes.append(f"{summary.get('outcome', '?')}: {summary.get('message', '')}")
+    else:
+        notes.append("summary.json is missing: the run goes on, or was interrupted (coterie resume)")
+    metrics, cut = _metrics(folder / "metrics.jsonl")
+    if cut:
+        notes.append("metrics.jsonl ends in half a line, which was left out")
+    weights = _checked(folder / "weights.csv", lambda: _weights(folder / "weights.csv"))
+    events = _events(folder / "events.jsonl")
+    ledger = folder / "ledger.json"
+    causes = _checked(ledger, lambda: _causes(_text(ledger))) if ledger.is_file() else {}
+    baselines: dict[str, Run] = {}
+    for place in sorted((folder / "baselines").glob("*/config.toml")) if with_baselines else []:
+        try:
+            baselines[place.parent.name] = read(place.parent, with_baselines=False)
+        except UsageError as error:
+            notes.append(f"a baseline is left out: {error}")
+    return Run(folder, config, toml, metrics, weights, causes, events, summary, baselines, tuple(notes))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"{path} is missing.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.") from None
+
+
+def _checked(path: Path, reading: Callable[[], T]) -> T:
+    """What a reader returns; what it stumbles over becomes an error that names the file."""
+    try:
+        return reading()
+    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise UsageError(f"{path} is damaged: {error}.") from None
+
+
+def _config(text: str) -> dict[str, dict[str, Any]]:
+    data = {name: table for name, table in tomllib.loads(text).items() if name != "version"}
+    tables: dict[str, Any] = {name: {} for name in ("run", "method", "problem", "federation")} | data
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ValueError(f"[{name}] is no table")
+    if not isinstance(tables["run"].get("method"), str):
+        raise ValueError("it names no method")
+    if not all(isinstance(tables["run"].get(key, 0), int) for key in ("seed", "rounds")):
+        raise ValueError("seed and rounds must be whole numbers")
+    return tables
+
+
+def _plain(text: str) -> Any:
+    """JSON as it is printed in the standard: no NaN, no infinity."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    data = _plain(text)
+    if not isinstance(data, dict):
+        raise TypeError("an object was expected")
+    return data
+
+
+def _summary(text: str) -> dict[str, Any]:
+    data = _object(text)
+    if not isinstance(data["final"], dict) or not isinstance(data["outcome"], str):
+        raise TypeError("final and outcome are not as coterie writes them")
+    return data
+
+
+def _causes(text: str) -> dict[str, dict[str, int]]:
+    found = _object(text)["by_cause"]
+    return {str(cause): {key: int(entry[key]) for key in TRAFFIC} for cause, entry in found.items()}
+
+
+def _metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Recorded rounds, and whether the last line was still being written."""
+    lines = _text(path).split("\n")
+    tail = lines.pop()
+    metrics = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found = _object(line)
+            if not isinstance(found["round"], int):
+                raise TypeError("round is no whole number")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path}, line {number}, is damaged: {error}.") from None
+        metrics.append({key: _finite(value) for key, value in found.items()})
+    if not metrics:
+        raise UsageError(f"{path} holds no recorded round yet.")
+    return metrics, bool(tail)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    events = []
+    for number, line in enumerate(_text(path).split("\n")[:-1], 1):
+        events.append(_checked(Path(f"{path}, line {number},"), lambda line=line: _object(line)))  # type: ignore[misc]
+    return events
+
+
+def _weights(path: Path) -> Weights | None:
+    """Of a long file only so many rows are parsed as can be drawn."""
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as file:
+        head = file.readline().rstrip("\n").split(",")
+        if head == [""]:
+            return None
+        if head[0] != "round" or len(head) < 2:
+            raise ValueError("its first line does not name round and clients")
+        if head[1] == "target":
+            return _last_matrix(file, len(head) - 2)
+        lines = [line for line in file if line.endswith("\n")]
+    if not lines:
+        return None
+    chosen = [lines[i] for i in thinned(len(lines), min(MOST_POINTS, max(50, MOST_NUMBERS // len(head))))]
+    rows = [_row(line, len(head)) for line in chosen]
+    return Weights([int(row[0]) for row in rows], [row[1:] for row in rows], None)
+
+
+def _last_matrix(file: Iterator[str], clients: int) -> Weights | None:
+    last = deque((line for line in file if line.endswith("\n")), maxlen=2 * clients)
+    rows = [_row(line, clients + 2) for line in last]
+    final = rows[-1][0] if rows else None
+    whole = [row[2:] for row in rows if row[0] == final]
+    if len(whole) < clients:  # the last one is being written
+        whole = [row[2:] for row in rows if row[0] != final][-clients:]
+    return Weights([], [], whole) if len(whole) == clients else None
+
+
+def _row(line: str, width: int) -> list[float]:
+    row = [float(value) for value in line.split(",")]
+    if len(row) != width or not all(map(math.isfinite, row)):
+        raise ValueError(f"a row is not {width} finite numbers: {line.strip()[:60]!r}")
+    return row
+
+
+def thinned(count: int, most: int = MOST_POINTS) -> list[int]:
+    """At most so many indices, evenly spread, with the first and the last."""
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]

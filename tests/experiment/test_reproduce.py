@@ -1,0 +1,154 @@
+"""Reproductions: all definitions are sound, one runs, and the pages show what is stored."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.errors import UsageError
+from coterie.experiment.reproduce import STUDIES, markdown, study
+from coterie.experiment.reproduce.study import Finished, cell_text, cells, configured, jobs, read
+from coterie.methods.registry import method_entry
+
+Command = Callable[..., Any]
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def tables() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_tables", DOCS / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("one", STUDIES, ids=lambda one: one.name)
+def test_every_study_can_be_configured_and_has_a_page(one: Any) -> None:
+    assert {"small", "paper"} <= set(one.scales)
+    assert (DOCS / "papers" / f"{one.page}.md").resolve().is_file()
+    for table in one.scales.values():
+        first = next(iter(cells(table)))
+        assert configured(first.runs[0]).run.baselines == []
+        names = {(row.name, column.name) for row in table.rows for column in table.columns}
+        assert set(table.printed) <= names
+        assert len({row.name for row in table.rows}) == len(table.rows)
+        assert len({column.name for column in table.columns}) == len(table.columns)
+        for cell in cells(table):
+            method_entry(cell.runs[0]["run.method"])
+
+
+def test_names_are_unique() -> None:
+    assert len({one.name for one in STUDIES}) == len(STUDIES)
+    with pytest.raises(UsageError, match="did you mean fednest-minimax"):
+        study("fednest-minimx")
+    with pytest.raises(UsageError, match="unknown scale"):
+        study("fednest-minimax").at("huge")
+    with pytest.raises(UsageError, match="unknown row"):
+        study("fednest-minimax").at("small").only(["nonsense"], [], [])
+
+
+@pytest.mark.parametrize("name", ["weighted-nodes-table3", "primal-dual-figure1", "fedsep-figure2", "byzantine"])
+def test_every_run_has_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
+    table = study(name).at("small")
+    found = jobs(table, tmp_path)
+    texts = {job.config.as_toml() for job in found}
+    assert len(texts) == len(found)
+    wanted = {configured(run).as_toml() for cell in cells(table) for run in cell.runs}
+    assert texts == wanted
+
+
+LINES = [
+    {"round": t, "test_accuracy": a, "validation_accuracy": v}
+    for t, a, v in ((0, 0.1, 0.2), (5, 0.6, 0.9), (10, 0.7, 0.8))
+]
+MOVED = {"bytes_up": 2_000_000, "bytes_down": 1_000_000, "rounds": 7}
+RUN = Finished({"final": {"x": 1}, "weights": [0.5, 0.3, 0.2], "communication": MOVED, "outcome": "finished"}, LINES)
+
+
+@pytest.mark.parametrize(
+    ("how", "value"),
+    [
+        ("final:test_accuracy", 0.7),
+        ("final:x", 1.0),
+        ("best:test_accuracy", 0.6),
+        ("at:5:test_accuracy", 0.6),
+        ("at:6:test_accuracy", None),
+        ("tail:2:test_accuracy", 0.65),
+        ("weights:1:", 0.5),
+        ("weights:0:1", 0.5),
+        ("most:1:", 0.3),
+        ("megabytes", 3.0),
+        ("megabytes_up", 2.0),
+        ("rounds", 7.0),
+        ("final:nothing", None),
+    ],
+)
+def test_how_values_are_read(how: str, value: float | None) -> None:
+    assert read(RUN, how) == (None if value is None else pytest.approx(value))
+
+
+def test_cells_as_text() -> None:
+    assert cell_text({"values": [0.5, 0.7]}, ".3f") == "0.600 ± 0.141"
+    assert cell_text({"values": [0.5, 0.7]}, ".1f", each=True) == "0.5 / 0.7"
+    assert cell_text({"values": []}, ".3f") == "–"
+    assert cell_text({"values": [0.5, 0.7]}, ".1f", seeds=3) == "0.6 ± 0.1 (2 of 3)"
+    assert cell_text({"values": [0.5, 0.7]}, ".1f", seeds=2) == "0.6 ± 0.1"
+    assert cell_text({"mean": 0.015, "std": 4.5}, ".1e") == "1.5e-2 ± 4.5"
+
+
+def test_a_study_runs_and_is_read_again(coterie: Command, tmp_path: Path) -> None:
+    arguments = [
+        "reproduce",
+        "fednest-minimax",
+        "--rows",
+        "FedNest;FedAvg-S",
+        "--columns",
+        "0;60",
+        "--out",
+        tmp_path / "m",
+    ]
+    done = coterie(*arguments, "--json")
+    assert done.code == 0, done.err
+    ours = {row["name"]: [cell["values"][0] for cell in row["cells"]] for row in done.json["rows"]}
+    assert ours["FedNest"][0] == ours["FedAvg-S"][0] > 1.0
+    assert ours["FedNest"][1] < 1e-9 < 1e-4 < ours["FedAvg-S"][1]  # linear convergence, and who stalls
+    assert json.loads((tmp_path / "m" / "fednest-minimax-small.json").read_text()) == done.json
+    again = coterie(*arguments, "--read", "--json")
+    assert again.json == done.json
+    empty = coterie("reproduce", "fednest-minimax", "--read", "--out", tmp_path / "none")
+    assert empty.code == 0
+    assert "| FedNest | – |" in empty.out
+
+
+def test_the_list(coterie: Command) -> None:
+    listed = coterie("reproduce", "list", "--json").json
+    assert [row["name"] for row in listed] == [one.name for one in STUDIES]
+    assert coterie("reproduce", "nonsense").code == 2
+
+
+def test_the_pages_show_what_is_stored() -> None:
+    maker = tables()
+    for page in maker.pages():
+        text = page.read_text(encoding="utf-8")
+        assert maker.filled(text) == text, f"{page.name} differs from docs/results; run python docs/tables.py"
+    shown = {f"{f['name']}-{f['scale']}" for page in maker.pages() for f in maker.PLACE.finditer(page.read_text())}
+    assert shown == {path.stem for path in maker.RESULTS.glob("*.json")}
+    for path in maker.RESULTS.glob("*.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        assert result["date"] in markdown(result)
+        assert result["scale"] in study(result["name"]).scales
+
+
+def test_a_new_result_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = tables()
+    monkeypatch.setattr(maker, "RESULTS", tmp_path)
+    stored = maker.take(DOCS / "results" / "byzantine-paper.json")
+    assert stored == tmp_path / "byzantine-paper.json"
+    page = maker.filled("before\n<!-- result: byzantine paper -->\nold\n<!-- end of result -->\nafter\n")
+    assert "old" not in page
+    assert "| ipm | 0.928 |" in page
+    assert maker.filled(page) == page

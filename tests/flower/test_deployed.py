@@ -1,0 +1,177 @@
+"""The same methods on a SuperLink and SuperNodes of this machine, whole and with parts of it killed."""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+
+from federations import begin, configuration, end, events, locally, rounds, until
+
+from coterie.errors import UsageError
+from coterie.experiment.build import ONLY_SIMULATED, make_problem
+from coterie.experiment.config import Config
+from coterie.experiment.loop import Result
+from coterie.flower.deployment import Deployment
+from coterie.methods.registry import METHODS
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A SuperLink and three SuperNodes."""
+    with Deployment(tmp_path_factory.mktemp("f")) as deployment:
+        deployment.superlink()
+        for k in range(3):
+            deployment.supernode(k, 3)
+        yield deployment
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"run__method": "meritfed"},
+        {"run__method": "ditto", "method__everyone": True, "problem__everyone": True},
+    ],
+    ids=["meritfed", "ditto with memory"],
+)
+def test_a_run_on_flower_is_the_local_one(flower: Deployment, settings: dict[str, object], tmp_path: Path) -> None:
+    config = configuration(**settings)
+    local = locally(config)
+    said = end(flower, begin(flower, config, tmp_path / "out"))
+    assert "summary" in said, said
+    assert said["summary"]["outcome"] == "finished"
+    assert events(tmp_path / "out") == []
+    ledger = json.loads((tmp_path / "out" / "ledger.json").read_text())
+    wire = ledger.pop("wire")
+    assert ledger == local.ledger.as_dict()
+    assert wire["bytes_up"] > ledger["total"]["bytes_up"]
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    theta = torch.cat([t.reshape(-1) for t in saved.values()])
+    names = assemble_names(config, local)
+    torch.testing.assert_close(theta, names, rtol=1e-5, atol=1e-5)
+    if local.view.weights is not None:
+        weights = torch.tensor(said["summary"]["weights"])
+        torch.testing.assert_close(weights, local.view.weights, rtol=1e-5, atol=1e-5)
+
+
+def assemble_names(config: object, local: object) -> torch.Tensor:
+    """The local model in the order in which it is saved."""
+    named = make_problem(config).named(local.view)  # type: ignore[arg-type, attr-defined]
+    return torch.cat([named[name].reshape(-1) for name in sorted(named)])
+
+
+def test_a_supernode_is_killed_and_comes_back(flower: Deployment, tmp_path: Path) -> None:
+    """In mid-round; the others go on, the event is recorded, and it takes part again under a new node id."""
+    config = configuration(run__rounds=12, federation__timeout=60.0)
+    answer = begin(flower, config, tmp_path / "out")
+    until(lambda: rounds(tmp_path / "out") >= 1, flower)
+    flower.kill("supernode-1")
+    until(lambda: any(e["client"] == 1 for e in events(tmp_path / "out")), flower)
+    flower.supernode(1, 3)
+    said = end(flower, answer)
+    assert said["summary"]["outcome"] == "finished", said
+    kinds = [(e["client"], e["event"]) for e in events(tmp_path / "out") if "client" in e]
+    assert {k for k, _ in kinds} == {1}
+    assert {kind for _, kind in kinds} & {"lost", "timeout"}
+    assert (1, "rejoined") in kinds
+
+
+def test_all_are_killed_and_the_run_is_resumed(flower: Deployment, tmp_path: Path) -> None:
+    """Also the SuperLink: the outcome is clean, the checkpoint is kept, and a new federation goes on."""
+    config = configuration(
+        run__rounds=3, run__method="ditto", method__everyone=True, problem__everyone=True, federation__timeout=60.0
+    ).with_federation(patience=90.0)
+    answer = begin(flower, config, tmp_path / "out")
+    until(lambda: rounds(tmp_path / "out") >= 1 or answer.exists(), flower)
+    for k in range(3):
+        flower.kill(f"supernode-{k}")
+    said = end(flower, answer)
+    assert said["summary"]["outcome"] == "failed"
+    assert "all 3 clients are gone" in said["summary"]["message"]
+    flower.kill("superlink")
+    flower.superlink()
+    for k in range(3):
+        flower.supernode(k, 3)
+    said = end(flower, begin(flower, config.with_federation(patience=300.0), tmp_path / "out", resume=True))
+    assert said["summary"]["outcome"] == "finished"
+    theta = torch.cat([t.reshape(-1) for t in load_file(tmp_path / "out" / "model.safetensors").values()])
+    torch.testing.assert_close(theta, assemble_names(config, locally(config)), rtol=1e-5, atol=1e-5)
+    assert "memory lost" not in {e["event"] for e in events(tmp_path / "out")}
+
+
+HOSTILE = """
+import random
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from coterie.flower.envelope import KIND, opened, sealed
+from coterie.flower.tryout import client
+
+app = ClientApp()
+
+
+def lie(data):
+    return random.choice([b"", data[:-7], data + bytes(99), data.replace(b"float32", b"float64"), bytes(2_000_000)])
+
+
+@app.query(KIND)
+def answer(message, context):
+    reply = client(message, context)
+    if context.node_config["partition-id"] != 1 or b'"whoami"' in opened(message.content):
+        return reply
+    return Message(RecordDict({KIND: sealed(lie(opened(reply.content)))}), reply_to=message)
+"""
+
+
+def test_a_hostile_client_is_named_and_the_others_go_on(flower: Deployment, tmp_path: Path) -> None:
+    said = end(flower, begin(flower, configuration(run__rounds=3), tmp_path / "out", client=HOSTILE))
+    assert said["summary"]["outcome"] == "finished"
+    kinds = [(e["round"], e["client"], e["event"]) for e in events(tmp_path / "out")]
+    assert kinds == [(t, 1, "rejected") for t in (1, 2, 3)]
+    assert said["summary"]["final"]["effective_clients"] <= 3
+
+
+def on_problem(config: Config) -> dict[str, Result]:
+    """What every method that a real federation can run on a problem of this size gives locally."""
+    results = {}
+    problem = make_problem(config)
+    for entry in METHODS:
+        method = entry.make()
+        if method.needs & ONLY_SIMULATED or not method.fits(problem.offers):
+            continue
+        with suppress(UsageError):  # krum and its like need more clients
+            result = locally(config.for_baseline(entry.name))
+            if result.summary["outcome"] == "finished":
+                results[entry.name] = result
+    return results
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"problem__everyone": True},
+        {"run__problem": "nested-quadratic", "run__method": "fednest"},
+    ],
+    ids=["weighting", "nested"],
+)
+def test_every_method_gives_the_local_result(flower: Deployment, settings: dict[str, object], tmp_path: Path) -> None:
+    """One after the other in a single run of Flower: the first is the method, the others are its baselines."""
+    config = configuration(run__rounds=1, **settings)
+    local = on_problem(config)
+    others = [name for name in local if name != config.run.method]
+    said = end(flower, begin(flower, config.with_run(baselines=others), tmp_path / "out"))
+    assert said["summary"]["outcome"] == "finished", said
+    for name, result in local.items():
+        place = tmp_path / "out" if name == config.run.method else tmp_path / "out" / "baselines" / name
+        ledger = json.loads((place / "ledger.json").read_text())
+        assert {**ledger, "wire": 0} == {**result.ledger.as_dict(), "wire": 0}, name
+        saved = load_file(place / "model.safetensors")
+        theta = torch.cat([t.reshape(-1) for t in saved.values()])
+        named = assemble_names(config, result)
+        torch.testing.assert_close(theta, named, rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")

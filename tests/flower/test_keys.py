@@ -1,0 +1,53 @@
+"""TLS and node authentication: the example of the docs works, and whoever has no key is refused."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
+
+from federations import begin, configuration, end, events, until
+
+from coterie.flower.deployment import Deployment, Keys
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
+
+
+def commands() -> str:
+    """The lines of the docs that make certificates and a key."""
+    (block,) = (found for found in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "openssl" in found)
+    return block
+
+
+def test_with_keys(tmp_path: Path) -> None:
+    subprocess.run(["bash", "-e", "-c", commands()], cwd=tmp_path, check=True, capture_output=True)
+    for name in ("node1", "stranger"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", tmp_path / name], check=True)
+    keys = Keys(tmp_path / "ca.crt", tmp_path / "server.pem", tmp_path / "server.key")
+    os.mkdir(tmp_path / "f")
+    with Deployment(tmp_path / "f", keys) as flower:
+        flower.superlink()
+        ids = [
+            flower.flwr("supernode", "register", str(tmp_path / f"node{k}.pub"), "coterie")["node-id"] for k in (0, 1)
+        ]
+        for k in (0, 1):
+            flower.supernode(k, 2, "--auth-supernode-private-key", str(tmp_path / f"node{k}"))
+        flower.supernode(1, 2, "--auth-supernode-private-key", str(tmp_path / "stranger"), name="stranger")
+        flower.supernode(1, 2, name="without-key")
+        flower.supernode(1, 2, "--max-retries", "1", name="plain", insecure=True)
+        until(lambda: {"stranger", "without-key", "plain"} <= set(flower.ended()))
+        for name in ("stranger", "without-key", "plain"):
+            assert flower.processes[name].returncode != 0, name
+        config = configuration(run__rounds=1, problem__clients=2)
+        nodes = {str(node): k for k, node in enumerate(ids)}
+        said = end(flower, begin(flower, config, tmp_path / "out", nodes=nodes))
+        assert said["summary"]["outcome"] == "finished", said
+        assert events(tmp_path / "out") == []
+        swapped = {str(node): 1 - k for k, node in enumerate(ids)}  # as if each had claimed to be the other
+        config = config.with_federation(patience=60.0)
+        said = end(flower, begin(flower, config, tmp_path / "lies", nodes=swapped))
+        assert "0 of 2 clients" in said["error"]

@@ -1,0 +1,74 @@
+"""What is said and written before anything is started; needs no Flower."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from federations import configuration, locally
+
+from coterie.cli import engines
+from coterie.errors import UsageError
+from coterie.flower import project
+from coterie.flower.launch import cost_text, exchanges_of, write_app
+
+
+@pytest.mark.parametrize("method", ["meritfed", "bilevel", "primal-dual", "fedavg"])
+def test_exchanges_are_counted_not_typed_in(method: str) -> None:
+    config = configuration(run__method=method)
+    assert exchanges_of(config) * 2 == locally(config).ledger.total.rounds
+
+
+def test_the_cost_is_told_with_settings_that_lower_it() -> None:
+    text = cost_text(configuration(run__method="fedavg", run__rounds=7, problem__clients=9), 9)
+    assert "fedavg: 7 rounds × 1 exchanges × about" in text
+    assert "federation.count=3" in text
+    assert "method.local_steps=" in text
+
+
+def test_an_app_carries_its_configuration(tmp_path: Path) -> None:
+    config = configuration()
+    settings = {"folder": "/out", "answer": "", "memory": "", "nodes": "", "force": False, "resume": True}
+    app = write_app(tmp_path / "app", config=config.as_toml(), **settings)
+    about = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert tomllib.loads(about["config"]["config"])["run"]["method"] == "meritfed"
+    assert about["config"]["resume"] is True
+    for component in about["components"].values():
+        module = component.partition(":")[0]
+        assert (app / (module.replace(".", "/") + ".py")).is_file()
+
+
+def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'coterie\[flower\]'"):
+        engines.launcher("flower")
+
+
+def test_a_new_project_is_whole_and_never_written_over_another(tmp_path: Path) -> None:
+    files = {path.relative_to(tmp_path / "My Sites").as_posix() for path in project.new(tmp_path / "My Sites")}
+    assert files == {
+        "README.md",
+        "pyproject.toml",
+        *(f"my_sites/{n}.py" for n in ("__init__", "client", "data", "server")),
+    }
+    assert project.settings_of(tmp_path / "My Sites")["rounds"] == 5
+    for path in (tmp_path / "My Sites").rglob("*"):
+        assert path.is_dir() or "PACKAGE" not in path.read_text()
+    with pytest.raises(UsageError, match="not empty"):
+        project.new(tmp_path / "My Sites")
+    with pytest.raises(UsageError, match="begins with a letter"):
+        project.new(tmp_path / "7")
+    with pytest.raises(UsageError, match="no Flower project"):
+        project.settings_of(tmp_path)
+
+
+def test_the_project_s_data_are_what_it_says(tmp_path: Path) -> None:
+    project.new(tmp_path / "sites")
+    code = (
+        "from sites import data\n"
+        "shards = [data.load_shard({'partition-id': k}, {}) for k in range(data.CLIENTS)]\n"
+        "assert sum(len(s.train[1]) for s in shards) + data.HELD_OUT == len(data.rows()[1])\n"
+        "assert len(data.target()[1]) + len(data.test()[1]) == data.HELD_OUT\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "sites", check=True)

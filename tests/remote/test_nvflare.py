@@ -1,0 +1,128 @@
+"""NVIDIA FLARE itself, on loopback: values, resume, a compute process that is killed, a site that is killed."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from networks import network
+from test_conformance import recorded
+from test_methods import EVERY, config_of
+
+from coterie.experiment.build import assemble
+from coterie.experiment.config import Config
+from coterie.experiment.loop import run_rounds
+
+pytestmark = [
+    pytest.mark.nvflare,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("nvflare") is None, reason="NVIDIA FLARE is not installed: coterie[nvflare]"),
+    pytest.mark.filterwarnings("ignore"),  # what FLARE does in this process is not ours
+]
+COMPUTE = "coterie.nvflare_engine.compute"
+
+
+def deployed(method: str, rounds: int, **federation: Any) -> Config:
+    case = next(c for c in EVERY if c.method == method)
+    slow = {"timeout": 30.0, "patience": 300.0, **federation}
+    config = config_of(case, rounds=rounds, **slow).with_run(engine="nvflare")
+    return Config(config.run, config.method, {**config.problem, "clients": 3}, config.federation)
+
+
+def launched(config: Config, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+    from coterie.nvflare_engine.launch import launch
+
+    return launch(config, folder, lambda *_: None, force=False, resume=resume, options={"json": True})
+
+
+def mine(mark: str) -> dict[int, str]:
+    """The processes of this test by their command: those that inherited its mark."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"COTERIE_TEST={mark}".encode() in (place / "environ").read_bytes():
+                found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return found
+
+
+def when_begun(folder: Path, strike: Callable[[], None]) -> threading.Thread:
+    """Strike once when some rounds are recorded."""
+
+    def wait() -> None:
+        path = folder / "metrics.jsonl"
+        while not (path.is_file() and path.read_text().count("\n") > 3):
+            time.sleep(0.05)
+        strike()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def events(folder: Path) -> list[tuple[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [(line["event"], line.get("client")) for line in lines]
+
+
+def test_values_memory_and_resume_are_those_of_nodes_in_this_process(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    config = deployed("ditto", 4)
+    run_rounds(assemble(config, network()), whole)
+    launched(config.with_run(rounds=2), broken)
+    again = (broken / "config.toml").read_text().replace("rounds = 2", "rounds = 4")
+    (broken / "config.toml").write_text(again)
+    assert launched(config, broken, resume=True)["outcome"] == "finished"
+    assert events(broken) == [("resumed", None)]
+    assert recorded(whole) == recorded(broken)
+    assert (whole / "model.safetensors").read_bytes() == (broken / "model.safetensors").read_bytes()
+
+
+def test_the_target_may_be_a_site(tmp_path: Path) -> None:
+    whole, there = tmp_path / "whole", tmp_path / "there"
+    whole.mkdir()
+    config = deployed("meritfed", 2, target=1)
+    run_rounds(assemble(config, network()), whole)
+    launched(config, there)
+    assert recorded(whole) == recorded(there)
+
+
+def test_a_killed_compute_process_costs_a_retry_and_a_killed_site_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    monkeypatch.setenv("COTERIE_TEST", mark)
+    folder = tmp_path / "out"
+    struck: list[int] = []
+
+    def strike() -> None:
+        children = [pid for pid, command in mine(mark).items() if COMPUTE in command]
+        os.kill(children[0], signal.SIGKILL)
+        time.sleep(5.0)  # it is asked again; then a whole site goes
+        site = [pid for pid, command in mine(mark).items() if "/site-2" in command or "uid=site-2" in command]
+        struck.extend([children[0], *site])
+        for pid in site:
+            os.kill(pid, signal.SIGKILL)
+
+    thread = when_begun(folder, strike)
+    begun = time.monotonic()
+    summary = launched(deployed("fedavg", 400, timeout=10.0), folder)
+    thread.join(60.0)
+    assert len(struck) > 1
+    assert summary["outcome"] == "finished"
+    told = events(folder)
+    of = {client: [event for event, whose in told if whose == client] for client in (0, 1, 2)}
+    struck_child = [of[client] for client in (0, 2) if of[client]]  # none where the next child was quick enough
+    assert all(some[-1] == "rejoined" for some in struck_child)
+    assert of[1][-1] == "lost"
+    assert {event for event, _ in told} <= {"timeout", "lost", "rejoined"}
+    assert time.monotonic() - begun < 600.0
+    assert not any("nvflare" in command for pid, command in mine(mark).items() if pid != os.getpid())
