@@ -195,3 +195,14 @@ def test_the_default_run_finds_the_friends_and_beats_both_baselines(coterie: Com
     others = {name: one["final"]["test_accuracy"] for name, one in summary["baselines"].items()}
     assert set(others) == {"local-train", "fedavg"}
     assert accuracy > max(others.values()) + 0.05
+
+
+def test_the_summary_says_what_went_wrong_and_where_to_look(coterie: Command, tmp_path: Path) -> None:
+    done = coterie(
+        "run", "--rounds", 3, "--set", "faults.crash=.3", "--set", "run.baselines=[]", "--out", tmp_path / "f"
+    )
+    assert done.code == 0, done.err
+    crashed = sum('"crashed"' in line for line in (tmp_path / "f" / "events.jsonl").read_text().splitlines())
+    assert crashed > 0
+    assert f"Events: {crashed} × crashed" in done.out + done.err
+    assert f"coterie report {tmp_path / 'f'}" in done.out + done.err

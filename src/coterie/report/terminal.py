@@ -199,8 +199,15 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
             console.print(f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight.")
     console.print()
     console.print(comparison_table(summary))
+    events = ", ".join(f"{count} × {kind}" for kind, count in summary.get("events", {}).items())
+    if events:
+        console.print(f"\nEvents: {events}; events.jsonl says who and why.", soft_wrap=True)
+    spent = summary.get("privacy", {}).get("epsilon")
+    if spent is not None:
+        console.print(f"\nPrivacy against the server: ε = {spent:.3g} at δ = {summary['privacy']['delta']:g}.")
     files = "summary.json, weights.csv, metrics.jsonl, model.safetensors"
     console.print(f"\nResults are in [bold]{escape(folder)}[/bold] ({files}).", soft_wrap=True)
+    console.print(f"Look at them: [bold]coterie report {escape(folder)}[/bold]", soft_wrap=True)
 
 
 class LiveDisplay:
