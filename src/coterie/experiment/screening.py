@@ -28,6 +28,7 @@ from coterie.federation import Batch, Each, Federation, Ledger, LocalEngine, Row
 from coterie.federation.tree import Tree
 from coterie.methods.server import Server
 from coterie.numerics import Draw
+from coterie.numerics.paired import holm
 from coterie.problems.files import FilesProblem, Ground
 from coterie.problems.task import Supervised
 
@@ -204,8 +205,8 @@ def judged(names: list[tuple[str, int]], errors: Tensor, plan: Plan) -> tuple[Pa
     alone, arms = table[0], table[1:].reshape(len(names), 1 + plan.placebos, -1)
     means = arms.mean(2)
     gains = [paired(alone - arms[k, 0], plan.folds) for k in range(len(names))]
-    p_labels = holm(np.array([placebo_test(-row[0], -row[1:]) for row in means]))
-    p_harm = holm(np.array([one.p_lower for one in gains]))
+    p_labels = holm([placebo_test(-row[0], -row[1:]) for row in means])
+    p_harm = holm([one.p_lower for one in gains])
     found = []
     for k, (name, rows) in enumerate(names):
         one = gains[k]
@@ -264,15 +265,6 @@ def placebo_test(value: float, placebos: np.ndarray) -> float:
         return 1.0  # shuffling changes nothing: all labels are the same
     z = (value - float(placebos.mean())) / (spread * sqrt(1.0 + 1.0 / m))
     return float(student.sf(z, m - 1))
-
-
-def holm(p: np.ndarray) -> list[float]:
-    """Adjusted probabilities: rejecting those below a level keeps the chance of any false rejection below it."""
-    order = np.argsort(p, kind="stable")
-    raised = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(1.0, raised)
-    return [float(value) for value in adjusted]
 
 
 def as_dict(partner: Partner) -> dict[str, Any]:

@@ -16,13 +16,13 @@ ledger does too; what is asked of the target is never altered.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from coterie.federation.api import Call, Engine, Failure, Replies, together
 from coterie.federation.tree import Tree, put, tensors, tree_flatten, tree_unflatten
-from coterie.federation.work import Memory
+from coterie.federation.wrapped import Wrapped
 from coterie.numerics import Draw
 
 AttackName = Literal["sign-flip", "noise", "label-flip", "scaled", "alie", "ipm", "silent"]
@@ -43,21 +43,11 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class Attacked:
+class Attacked(Wrapped):
     """Another engine's clients, of which some attack."""
 
     engine: Engine
     attack: Attack
-
-    @property
-    def task(self) -> Any:
-        """The problem's oracles."""
-        return self.engine.task
-
-    @property
-    def sizes(self) -> Tensor:
-        """Rows of training data by client, [n]."""
-        return self.engine.sizes
 
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work, then alter the replies of those who attack."""
@@ -67,14 +57,6 @@ class Attacked:
         replies = self.engine.execute(call, ids)
         for some in replies if self.attack.name in ENTRYWISE else together(replies):
             yield some._replace(values=self._altered(call, some))
-
-    def execute_at_target(self, call: Call) -> Tree:
-        """Run a work on the target's shard; the target does not attack itself."""
-        return self.engine.execute_at_target(call)
-
-    def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
-        """The memory after some clients changed theirs."""
-        return self.engine.remember(memory, parts)
 
     def _without_attackers(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         bad = ids >= self.attack.honest

@@ -16,7 +16,7 @@ that kind. Without, random-k and sketch are scaled by m/k, which makes them righ
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 from coterie.federation.api import Call, Engine, Replies, orderly
 from coterie.federation.tree import Size, Tree, mapped, rows, size, tree_flatten, tree_unflatten
 from coterie.federation.work import Memory, held, name_of
+from coterie.federation.wrapped import Wrapped
 from coterie.numerics import Draw
 from coterie.numerics.sketches import Hadamard
 from coterie.numerics.sparse import top_k
@@ -65,7 +66,7 @@ class Compression:
 
 
 @dataclass
-class Compressed:
+class Compressed(Wrapped):
     """Another engine's clients behind a thin line.
 
     `errors` is what they remember of it, and changes as they send. An upload that has no error there gets one if the
@@ -77,28 +78,10 @@ class Compressed:
     errors: Errors
     is_new: bool = False
 
-    @property
-    def task(self) -> Any:
-        """The problem's oracles."""
-        return self.engine.task
-
-    @property
-    def sizes(self) -> Tensor:
-        """Rows of training data by client, [n]."""
-        return self.engine.sizes
-
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work, then pass the replies through the line."""
         for replies in map(orderly, self.engine.execute(call, ids)):
             yield self._through(call, replies) if len(replies.ids) else replies
-
-    def execute_at_target(self, call: Call) -> Tree:
-        """Run a work on the target's shard."""
-        return self.engine.execute_at_target(call)
-
-    def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
-        """The memory after some clients changed theirs."""
-        return self.engine.remember(memory, parts)
 
     def _through(self, call: Call, replies: Replies) -> Replies:
         cause, draw = name_of(call.work), call.draw.phase("channel")

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from coterie.federation.api import Call, Engine, Failure, Replies
 from coterie.federation.tree import Tree, put, rows, size, tree_flatten, tree_unflatten
-from coterie.federation.work import Handle, Memory, held
+from coterie.federation.work import Handle, held
+from coterie.federation.wrapped import Wrapped
 from coterie.numerics import Draw
 
 KINDS = (
@@ -92,16 +93,11 @@ class Faults:
 
 
 @dataclass(frozen=True)
-class Faulty:
+class Faulty(Wrapped):
     """Another engine's clients over a bad line."""
 
     engine: Engine
     faults: Faults
-
-    @property
-    def task(self) -> Any:
-        """The problem's oracles."""
-        return self.engine.task
 
     @property
     def sizes(self) -> Tensor:
@@ -127,14 +123,6 @@ class Faulty:
         if not bool(crashed.all()):
             for replies in self.engine.execute(call, ids[~crashed]):
                 yield self._arrived(call, replies) if len(replies.ids) else replies
-
-    def execute_at_target(self, call: Call) -> Tree:
-        """Run a work on the target's shard."""
-        return self.engine.execute_at_target(call)
-
-    def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
-        """The memory after some clients changed theirs."""
-        return self.engine.remember(memory, parts)
 
     def _arrived(self, call: Call, replies: Replies) -> Replies:
         """What the server gets of the replies: some are altered, some missing, some twice, and in any order."""

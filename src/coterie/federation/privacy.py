@@ -26,8 +26,9 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation.api import Call, Engine, Replies, lengths, scaled
-from coterie.federation.tree import Tree, tree_flatten, tree_unflatten
-from coterie.federation.work import Memory, name_of
+from coterie.federation.tree import tree_flatten, tree_unflatten
+from coterie.federation.work import name_of
+from coterie.federation.wrapped import Wrapped
 
 ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)  # of Rényi divergences; whole ones need no series
 
@@ -41,36 +42,18 @@ class Mechanism:
 
 
 @dataclass
-class Private:
+class Private(Wrapped):
     """Another engine's clients, each of which hides its updates. `uploads` counts them by client, and changes."""
 
     engine: Engine
     mechanism: Mechanism
     uploads: Tensor
 
-    @property
-    def task(self) -> Any:
-        """The problem's oracles."""
-        return self.engine.task
-
-    @property
-    def sizes(self) -> Tensor:
-        """Rows of training data by client, [n]."""
-        return self.engine.sizes
-
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work; what leaves a client is clipped and noisy."""
         self.uploads = self.uploads.index_add(0, ids, torch.ones_like(ids))
         for replies in self.engine.execute(call, ids):
             yield self._hidden(call, replies) if len(replies.ids) else replies
-
-    def execute_at_target(self, call: Call) -> Tree:
-        """Run a work on the target's shard, which hides nothing."""
-        return self.engine.execute_at_target(call)
-
-    def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
-        """The memory after some clients changed theirs; it stays with them, so it is not noisy."""
-        return self.engine.remember(memory, parts)
 
     def _hidden(self, call: Call, replies: Replies) -> Replies:
         updates, structure = tree_flatten(call.updates(replies.ids, replies.values))

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from itertools import product
 from math import atan2, cos, inf, pi, sin, sqrt
 from statistics import fmean, stdev
+from typing import TypeVar
 
+P = TypeVar("P", float, float | None)
 MOST_FLIPS = 16  # 2^16 sign patterns are still quick
 
 
@@ -58,10 +60,10 @@ def least_p(n: int) -> float:
     return min(1.0, 2.0 ** (1 - n))
 
 
-def holm(ps: Sequence[float | None]) -> list[float | None]:
-    """p-values of several tests made together, by Holm's rule."""
+def holm(ps: Sequence[P]) -> list[P]:
+    """p-values of several tests made together, by Holm's rule; None stands for a test that was not made."""
     known = sorted((p, i) for i, p in enumerate(ps) if p is not None)
-    out: list[float | None] = [None] * len(ps)
+    out = list(ps)
     running = 0.0
     for place, (p, i) in enumerate(known):
         running = max(running, min(1.0, p * (len(known) - place)))
