@@ -1,15 +1,11 @@
-"""Sketches and FedSep: speed and memory, and Figure 2 of the paper (accuracy against bytes, both directions).
+"""Sketches and FedSep: speed and memory.
 
     python -m benchmarks.sketches speed
     python -m benchmarks.sketches memory --data digits
-    python -m benchmarks.sketches figure --data mnist --rounds 200 --jobs 2 --out runs/figure2
 
 `speed` compares products with the fast sketches and with the dense one within one run: the sides alternate, medians
-count. `memory` runs FedSep with p = 20000 and reports the peak memory of its process. `figure` runs `coterie run` for
-every partition, size and method, each in a result folder of its own; finished ones are read, so the command can be
-repeated with more. At size p every method sends 4p bytes a client a round up and 4p down (k = p/2 entries with their
-indices are as many bytes as p numbers), but `uncompressed` and `top-k, dense down`, which is the usual top-k: it sends
-the whole model down. It writes figure2.json, from which docs/images/fedsep.py draws, and prints tables.
+count. `memory` runs FedSep with p = 20000 and reports the peak memory of its process. Figure 2 of the paper is
+`coterie reproduce fedsep-figure2`.
 """
 
 import argparse
@@ -19,10 +15,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,28 +25,6 @@ from torch import Tensor
 from coterie.numerics.sketches import Gaussian, Hadamard, Sketch, SparseSign
 
 LIMIT = 4 << 30
-DENSE = ["method.sketch=gaussian", "method.decode_steps=6", "method.encode_steps=6"]  # p ≪ d is well conditioned
-
-METHODS: dict[str, Callable[[int], tuple[str, list[str]]]] = {
-    "fedsep": lambda p: ("fedsep", [f"method.size={p}"]),
-    "fedsep, dense sketch": lambda p: ("fedsep", [f"method.size={p}", *DENSE]),
-    "fedsep, server step 1": lambda p: ("fedsep", [f"method.size={p}", "method.server_step=1.0"]),
-    "fedsep, lasso": lambda p: ("fedsep", [f"method.size={p}", "method.penalty=0.001"]),
-    "fedsep-redraw": lambda p: ("fedsep-redraw", [f"method.size={p}"]),
-    "top-k": lambda p: ("top-k", [f"method.k={p // 2}"]),
-    "top-k, dense down": lambda p: ("top-k", [f"method.k={p // 2}", 'method.down="dense"']),
-    "count-sketch": lambda p: ("count-sketch", [f"method.columns={p}", f"method.k={p // 2}", "method.server_step=0.3"]),
-    "uncompressed": lambda p: ("uncompressed", []),
-}
-FIGURE = ("fedsep", "fedsep-redraw", "top-k", "top-k, dense down", "count-sketch")
-
-
-class Case(NamedTuple):
-    data: str
-    partition: str
-    size: int  # 0 for uncompressed
-    method: str
-    seed: int
 
 
 def product(S: Sketch, v: Tensor) -> Callable[[], Tensor]:
@@ -111,25 +84,6 @@ def memory(options: argparse.Namespace) -> None:
         raise SystemExit("above 4 GiB")
 
 
-def folder_of(out: Path, case: Case) -> Path:
-    name = case.method.replace(", ", "-").replace(" ", "-")
-    return out / f"{case.data}-{case.partition}-{case.size}-{name}-{case.seed}"
-
-
-def run(case: Case, options: argparse.Namespace) -> None:
-    folder = folder_of(options.out, case)
-    method, values = METHODS[case.method](case.size)
-    values = [*values, f"problem.data={case.data}", f"problem.partition={case.partition}"]
-    values += [f"run.record={options.record}", f"run.checkpoint={options.record}", "run.threads=1"]
-    values += ["run.baselines=[]", "federation.mode=sequential"]
-    command = ["run", "--problem", "sketch", "--method", method, "--rounds", str(options.rounds)]
-    command += ["--seed", str(case.seed), "--out", str(folder)]
-    if (folder / "config.toml").is_file():
-        command, values = ["resume", str(folder)], []
-    said = coterie(command, values)
-    print(folder.name, said or "done", file=sys.stderr, flush=True)
-
-
 def coterie(command: list[str], values: list[str]) -> str:
     """What went wrong, if anything."""
     words = [word for value in values for word in ("--set", value)]
@@ -137,81 +91,6 @@ def coterie(command: list[str], values: list[str]) -> str:
         [sys.executable, "-m", "coterie", *command, *words, "--json"], capture_output=True, text=True, check=False
     )
     return done.stderr.strip() if done.returncode else ""
-
-
-def line(out: Path, case: Case) -> dict[str, Any] | None:
-    """What a run recorded: accuracy and bytes moved, by round."""
-    folder = folder_of(out, case)
-    if not (folder / "summary.json").is_file():
-        return None
-    records = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
-    moved = [r["communication"]["bytes_up"] + r["communication"]["bytes_down"] for r in records]
-    return {
-        **case._asdict(),
-        "outcome": json.loads((folder / "summary.json").read_text())["outcome"],
-        "round": [r["round"] for r in records],
-        "bytes": moved,
-        "accuracy": [r["test_accuracy"] for r in records],
-        "seconds": records[-1]["seconds"],
-    }
-
-
-def cell(lines: list[dict[str, Any]]) -> str:
-    """The mean of the last recorded accuracies, their spread, and whose runs diverged."""
-    if not lines:
-        return "–"
-    last = [one["accuracy"][-1] for one in lines]
-    spread = f" ± {statistics.stdev(last):.3f}" if len(last) > 1 else ""
-    gone = sum(one["outcome"] == "diverged" for one in lines)
-    return f"{statistics.mean(last):.3f}{spread}" + (f" ({gone} diverged)" if gone else "")
-
-
-def tables(lines: list[dict[str, Any]], partition: str) -> list[str]:
-    here = [one for one in lines if one["partition"] == partition]
-    methods = [name for name in METHODS if name != "uncompressed" and any(one["method"] == name for one in here)]
-    rows = [f"\n{partition}: test accuracy\n", "| p | MB | " + " | ".join(methods) + " |"]
-    rows.append("|---" * (len(methods) + 2) + "|")
-    for size in sorted({one["size"] for one in here} - {0}):
-        of = {name: [one for one in here if one["size"] == size and one["method"] == name] for name in methods}
-        equal = [one["bytes"][-1] for name, some in of.items() if "dense down" not in name for one in some]
-        megabytes = f"{max(equal) / 1e6:.2f}" if equal else "–"
-        rows.append(f"| {size} | {megabytes} | " + " | ".join(cell(of[name]) for name in methods) + " |")
-    whole = [one for one in here if one["method"] == "uncompressed"]
-    if whole:
-        rows.append(f"\nuncompressed: {cell(whole)} after {whole[0]['bytes'][-1] / 1e6:.0f} MB")
-    dense = [one for one in here if "dense down" in one["method"]]
-    if dense:
-        low, high = (f([one["bytes"][-1] / 1e6 for one in dense]) for f in (min, max))
-        rows.append(f"top-k with dense download moves {low:.0f} to {high:.0f} MB")
-    return rows
-
-
-def figure(options: argparse.Namespace) -> None:
-    names = options.methods.split(";")
-    sizes, seeds = ([int(v) for v in text.split(",")] for text in (options.sizes, options.seeds))
-    partitions = options.partitions.split(",")
-    cases = [
-        Case(options.data, partition, 0 if name == "uncompressed" else size, name, seed)
-        for seed in seeds
-        for partition in partitions
-        for name in names
-        for size in (sizes[:1] if name == "uncompressed" else sizes)
-    ]
-    if options.jobs:
-        options.out.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(lambda case: run(case, options), cases))
-    every = [
-        Case(options.data, partition, size, name, seed)
-        for seed in seeds
-        for partition in partitions
-        for name in METHODS
-        for size in ([0] if name == "uncompressed" else sizes)
-    ]
-    lines = [one for one in (line(options.out, case) for case in every) if one is not None]
-    write(options.out / "figure2.json", {"data": options.data, "lines": lines})
-    for partition in partitions:
-        print("\n".join(tables(lines, partition)))
 
 
 def write(path: Path | None, content: Any) -> None:
@@ -237,17 +116,6 @@ def main() -> None:
     large.add_argument("--rounds", type=int, default=2)
     large.add_argument("--out", type=Path, default=Path("runs/memory"))
     large.add_argument("--json", type=Path)
-    curves = parts.add_parser("figure")
-    curves.set_defaults(go=figure)
-    curves.add_argument("--data", default="mnist")
-    curves.add_argument("--partitions", default="iid,classes")
-    curves.add_argument("--sizes", default="100,500,1000,2000,5000")
-    curves.add_argument("--methods", default=";".join(("uncompressed", *FIGURE)), help="separated by ;")
-    curves.add_argument("--seeds", default="0")
-    curves.add_argument("--rounds", type=int, default=200)
-    curves.add_argument("--record", type=int, default=20)
-    curves.add_argument("--jobs", type=int, default=2, help="0 runs nothing and prints what is there")
-    curves.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.go(options)
 

@@ -1,6 +1,6 @@
-"""Draw fedsep.svg (Figure 2 of the FedSep paper) from what benchmarks.sketches wrote:
+"""Draw fedsep.svg (Figure 2 of the FedSep paper) from what `coterie reproduce fedsep-figure2[-classes] --out DIR` left:
 
-python docs/images/fedsep.py runs/figure2/figure2.json OUT.svg
+python docs/images/fedsep.py DIR OUT.svg
 
 A row a partition. Left: test accuracy at the end against all bytes moved, a point a size p. Right: test accuracy of
 FedSep against rounds, a line a size p.
@@ -94,8 +94,24 @@ def by_round(lines: list[dict], left: float, top: float) -> list[str]:
     return parts
 
 
+def recorded(folder: Path) -> dict:
+    """A run's accuracy and bytes moved by round; its folder is called data-partition-p-method-seed."""
+    _, partition, size, *words, seed = folder.name.split("-")
+    name = "-".join(words).replace("top-k-dense-down", "top-k, dense down")
+    records = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "partition": partition,
+        "size": int(size),
+        "method": name,
+        "seed": int(seed),
+        "round": [r["round"] for r in records],
+        "bytes": [r["communication"]["bytes_up"] + r["communication"]["bytes_down"] for r in records],
+        "accuracy": [r["test_accuracy"] for r in records],
+    }
+
+
 def main(source: Path, out: Path) -> None:
-    lines = json.loads(source.read_text())["lines"]
+    lines = [recorded(path.parent) for path in sorted(source.glob("*/summary.json"))]
     partitions = [name for name in TITLES if any(one["partition"] == name for one in lines)]
     height = TOP + len(partitions) * (PANEL_H + 60)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">']

@@ -1,9 +1,13 @@
 """The same methods on a SuperLink and SuperNodes of this machine, whole and with parts of it killed."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,8 +42,11 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     [
         {"run__method": "meritfed"},
         {"run__method": "ditto", "method__everyone": True, "problem__everyone": True},
+        {"run__method": "krum", "method__attackers": 0.0},
+        {"run__method": "multi-krum", "method__attackers": 0.0},
+        {"run__problem": "quadratic", "run__method": "exact-gd", "run__rounds": 1},
     ],
-    ids=["meritfed", "ditto with memory"],
+    ids=["meritfed", "ditto with memory", "krum", "multi-krum", "exact-gd"],
 )
 def test_a_run_on_flower_is_the_local_one(flower: Deployment, settings: dict[str, object], tmp_path: Path) -> None:
     config = configuration(**settings)
@@ -65,6 +72,38 @@ def assemble_names(config: object, local: object) -> torch.Tensor:
     """The local model in the order in which it is saved."""
     named = make_problem(config).named(local.view)  # type: ignore[arg-type, attr-defined]
     return torch.cat([named[name].reshape(-1) for name in sorted(named)])
+
+
+def by_command(config: Config, folder: Path, *more: str, **environment: str) -> dict[str, Any]:
+    """The summary that `coterie run` prints."""
+    folder.mkdir()
+    (folder / "config.toml").write_text(config.as_toml())
+    command = ["run", str(folder / "config.toml"), "--out", str(folder / "out"), "--json", *more]
+    done = subprocess.run(
+        [sys.executable, "-m", "coterie", *command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_command_line_on_an_existing_federation(flower: Deployment, tmp_path: Path) -> None:
+    """`--superlink` names it in Flower's configuration; nothing is started and nothing ended."""
+    config = configuration()
+    said = by_command(config, tmp_path / "a", "--superlink", "coterie", FLWR_HOME=str(flower.folder / "flwr"))
+    assert said["weights"] == pytest.approx(locally(config).view.weights.tolist(), abs=1e-5)
+    assert flower.ended() == []
+
+
+def test_flowers_simulation_gives_the_local_result(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the extra coterie[flower-simulation] is not installed")
+    config = configuration(run__method="bilevel", run__rounds=1)
+    said = by_command(config, tmp_path / "a", "--set", "engine.simulation=true")
+    assert said["weights"] == pytest.approx(locally(config).view.weights.tolist(), abs=1e-5)
+    assert said["communication"] == locally(config).ledger.as_dict()["total"]
 
 
 def test_a_supernode_is_killed_and_comes_back(flower: Deployment, tmp_path: Path) -> None:
@@ -137,33 +176,40 @@ def test_a_hostile_client_is_named_and_the_others_go_on(flower: Deployment, tmp_
     assert said["summary"]["final"]["effective_clients"] <= 3
 
 
-def on_problem(config: Config) -> dict[str, Result]:
+WEIGHTING: dict[str, object] = {"problem__everyone": True}
+NESTED: dict[str, object] = {"run__problem": "nested-quadratic", "run__method": "fednest"}
+MINIMAX: dict[str, object] = {"run__problem": "minimax-quadratic", "run__method": "fedavg-s"}
+SUBMODELS: dict[str, object] = {"run__problem": "submodels", "run__method": "heterofl"}
+ONE_BY_ONE = {"krum", "multi-krum", "exact-gd"}  # they need settings of their own: the first test
+
+
+def on_problem(settings: dict[str, object]) -> tuple[Config, dict[str, Result]]:
     """What every method that a real federation can run on a problem of this size gives locally."""
-    results = {}
+    config = configuration(run__rounds=1, **settings)
     problem = make_problem(config)
+    special = {"submodels"} & problem.offers
+    results = {}
     for entry in METHODS:
         method = entry.make()
-        if method.needs & ONLY_SIMULATED or not method.fits(problem.offers):
+        if method.needs & ONLY_SIMULATED or not special <= method.needs or not method.fits(problem.offers):
             continue
         with suppress(UsageError):  # krum and its like need more clients
             result = locally(config.for_baseline(entry.name))
             if result.summary["outcome"] == "finished":
                 results[entry.name] = result
-    return results
+    return config, results
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"problem__everyone": True},
-        {"run__problem": "nested-quadratic", "run__method": "fednest"},
-    ],
-    ids=["weighting", "nested"],
-)
+def test_no_method_is_left_out() -> None:
+    deployable = {entry.name for entry in METHODS if not entry.make().needs & ONLY_SIMULATED}
+    tried = set().union(*(on_problem(settings)[1] for settings in (WEIGHTING, NESTED, MINIMAX, SUBMODELS)))
+    assert deployable == tried | ONE_BY_ONE
+
+
+@pytest.mark.parametrize("settings", [WEIGHTING, NESTED, MINIMAX, SUBMODELS], ids=lambda s: s.get("run__problem"))
 def test_every_method_gives_the_local_result(flower: Deployment, settings: dict[str, object], tmp_path: Path) -> None:
     """One after the other in a single run of Flower: the first is the method, the others are its baselines."""
-    config = configuration(run__rounds=1, **settings)
-    local = on_problem(config)
+    config, local = on_problem(settings)
     others = [name for name in local if name != config.run.method]
     said = end(flower, begin(flower, config.with_run(baselines=others), tmp_path / "out"))
     assert said["summary"]["outcome"] == "finished", said

@@ -116,10 +116,13 @@ class PrivacyTable(_Table):
 
 
 class EngineTable(_Table):
-    """[engine]: where an engine runs: the address of a Ray cluster that is there, and how many processes."""
+    """[engine]: where an engine runs: the address of a Ray cluster that is there, and how many processes; for Flower,
+    whether its simulation runtime stands in for SuperNodes.
+    """
 
     address: str | None = None
     workers: Count | None = None
+    simulation: bool = False
 
 
 OPTIONAL: dict[str, type[_Table]] = {"faults": FaultsTable, "privacy": PrivacyTable, "engine": EngineTable}

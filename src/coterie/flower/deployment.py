@@ -116,10 +116,12 @@ class Deployment:
             raise RunError(f"flwr {arguments[0]} failed: {answer.get('error-message', '')}")
         return answer
 
-    def submit(self, app: Path, superlink: str = NAME, **settings: Any) -> str:
-        """Start a run of an app, with some of its settings changed; its id."""
+    def submit(self, app: Path, superlink: str = NAME, *, nodes: int | None = None, **settings: Any) -> str:
+        """Start a run of an app, with some of its settings changed, if wanted with so many simulated nodes; its id."""
         changed = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         more = ["--run-config", changed] if settings else []
+        if nodes is not None:
+            more += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
         return str(self.flwr("run", str(app), superlink, *more)["run-id"])
 
     def status(self, run: str, superlink: str = NAME) -> str:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from coterie.numerics import Draw
 
 APP = "coterie_run"
 LOOK = 0.3
+SIMULATED = "Flower's simulation runtime: clients are called in processes of Ray, which take some seconds to start."
 SILENT = 4  # questions without an answer after which a SuperLink is taken to be gone
 OVER = ("finished", "stopped", "failed")
 
@@ -40,15 +42,16 @@ def launch(
         check(folder, force=force)
     problem, _ = fitting(config)
     say: Callable[[str], None] = (lambda _: None) if options.get("json") else _say
-    say(cost_text(config, problem.clients))
+    superlink, simulated = options.get("superlink"), config.engine.simulation
+    _check_simulation(superlink, simulated)
+    say(SIMULATED if simulated else cost_text(config, problem.clients))
     with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-") as name, Deployment(Path(name)) as flower:
-        superlink = options.get("superlink")
-        if superlink is None:
-            flower.superlink()
-            for k in range(problem.clients):
-                flower.supernode(k, problem.clients)
-        else:
+        if superlink is not None:
             _borrow_configuration(flower)
+        else:
+            flower.superlink(*(["--simulation"] if simulated else []))
+            for k in range(0 if simulated else problem.clients):
+                flower.supernode(k, problem.clients)
         answer = Path(name) / "answer.json"
         app = write_app(
             Path(name) / "app",
@@ -60,9 +63,16 @@ def launch(
             force=force,
             resume=resume,
         )
-        run = flower.submit(app, superlink or NAME)
+        run = flower.submit(app, superlink or NAME, nodes=problem.clients if simulated else None)
         say(f"run {run} has started; results go to {folder}")
         return _followed(flower, run, superlink, folder, answer, say)
+
+
+def _check_simulation(superlink: str | None, simulated: bool) -> None:
+    if simulated and superlink is not None:
+        raise UsageError("engine.simulation starts a SuperLink of its own; leave out --superlink, or the simulation.")
+    if simulated and find_spec("ray") is None:
+        raise UsageError("engine.simulation needs Ray; install it with: pip install 'coterie[flower-simulation]'.")
 
 
 def write_app(place: Path, **settings: Any) -> Path:

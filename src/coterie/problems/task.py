@@ -34,6 +34,7 @@ def squared(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "squared": squared}
+QUICK_BYTES = 48 << 20
 
 
 class Task(Protocol):
@@ -221,13 +222,20 @@ class Supervised:
 
         return self.full(of, rows)
 
+    def _quick_block(self, rows: Rows) -> int:
+        """Rows whose layers' outputs are small enough to be kept by the allocator: larger ones go back to the system
+        after every layer, which takes nearly as long as the arithmetic.
+        """
+        numbers = self.model.activation_numbers(rows.take(rows.offset.new_zeros(1)).inputs)
+        return max(64, min(self.block, QUICK_BYTES // max(1, numbers * self.model.start.element_size())))
+
     def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
         """Loss and, for classes, accuracy over all rows, named `prefix_loss` and `prefix_accuracy`."""
         with torch.no_grad():
             if self.mixes_rows:
                 outputs, labels = self.model(theta, rows.all().inputs), rows.all().labels
             else:
-                blocks = list(rows.blocks(self.block))
+                blocks = list(rows.blocks(self._quick_block(rows)))
                 outputs = torch.cat([self.model(theta, b.inputs) for b in blocks])
                 labels = torch.cat([b.labels for b in blocks])
             losses = self.loss_by_row(outputs, labels)

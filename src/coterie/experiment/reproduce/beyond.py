@@ -112,7 +112,11 @@ STUDIES = (
         "collaborate",
         "../collaborate",
         "everyone finds friends: personal accuracy, and weight inside the own group",
-        {"small": _personal("digits", 40, (0,)), "paper": _personal("fashion-mnist", 100, (0, 1, 2))},
+        {
+            "small": _personal("digits", 40, (0,)),
+            "digits": _personal("digits", 200, (0, 1, 2)),
+            "paper": _personal("fashion-mnist", 100, (0, 1, 2)),
+        },
     ),
     Study(
         "byzantine",

@@ -6,8 +6,10 @@ from typing import Any
 from coterie.experiment.reproduce.study import Column, Row, Settings, Study, Table, slug
 
 SIZE = "sketch.size"
+DENSE = {"method.sketch": "gaussian", "method.decode_steps": 6, "method.encode_steps": 6}  # p ≪ d is well conditioned
 WITH_SIZE: dict[str, Callable[[int], dict[str, Any]]] = {
     "fedsep": lambda p: {"method.size": p},
+    "fedsep, dense sketch": lambda p: {"method.size": p, **DENSE},
     "fedsep-redraw": lambda p: {"method.size": p},
     "top-k": lambda p: {"method.k": p // 2},
     "top-k, dense down": lambda p: {"method.k": p // 2, "method.down": "dense"},
@@ -26,13 +28,14 @@ def _sketch_adjusted(settings: dict[str, Any]) -> dict[str, Any]:
 def _sketch_folder(s: Settings) -> str:
     size = s.get("method.size", s.get("method.columns", 2 * s.get("method.k", 0)))
     name = s["run.method"] + ("-dense-down" if s.get("method.down") == "dense" else "")
+    name += "-dense-sketch" if s.get("method.sketch") == "gaussian" else ""
     return f"{s['problem.data']}-{s['problem.partition']}-{size}-{name}-{s['run.seed']}"
 
 
 def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int, seeds: tuple[int, ...]) -> Table:
     columns = [Column(name, {COLUMN: name}, "final:test_accuracy") for name in WITH_SIZE]
     moved = Column("MB moved (equal bytes)", {COLUMN: "fedsep"}, "megabytes", ".2f")
-    common = {"run.problem": "sketch", "run.rounds": rounds, "run.record": max(1, rounds // 10), "run.checkpoint": 20}
+    common = {"run.problem": "sketch", "run.rounds": rounds, "run.record": max(1, rounds // 5), "run.checkpoint": 20}
     return Table(
         f"{data}, {partition}, 10 clients, {rounds} rounds; all move the same, but for dense down and uncompressed.",
         tuple(Row(str(size), {SIZE: size}) for size in sizes),
@@ -120,7 +123,7 @@ STUDIES = (
         "Figure 2: accuracy at equal bytes in both directions, i.i.d.",
         {
             "small": _sketches("digits", "iid", (200, 2000), 20, (0,)),
-            "paper": _sketches("mnist", "iid", (100, 500, 1000, 2000, 5000), 200, (0,)),
+            "paper": _sketches("mnist", "iid", (100, 500, 1000, 2000, 5000), 60, (0,)),
         },
     ),
     Study(
@@ -129,7 +132,7 @@ STUDIES = (
         "Figure 2: the same with two classes a client",
         {
             "small": _sketches("digits", "classes", (200, 2000), 20, (0,)),
-            "paper": _sketches("mnist", "classes", (100, 500, 1000, 2000, 5000), 200, (0,)),
+            "paper": _sketches("mnist", "classes", (100, 500, 1000, 2000, 5000), 60, (0,)),
         },
     ),
     Study(

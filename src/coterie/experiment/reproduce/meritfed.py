@@ -57,7 +57,7 @@ def _means(common: dict[str, Any], seeds: int, about: str) -> Table:
 METHODS = ("meritfed", "sgd-full", "sgd-ideal", "fedadp", "tawt", "local-train")
 PLANS: dict[str, dict[str, Any]] = {  # data: rounds, step and batches, how clients are run
     "digits": {"rounds": 200, "step": 0.1, "batch": 20, "target": 30, "mode": "vmap"},
-    "cifar10": {"rounds": 300, "step": 0.1, "batch": 75, "target": 90, "mode": "sequential"},
+    "cifar10": {"rounds": 120, "step": 0.1, "batch": 40, "target": 50, "mode": "sequential"},
     "goemotions": {"rounds": 200, "step": 0.05, "batch": 40, "target": 30, "mode": "vmap"},
 }
 
@@ -80,7 +80,8 @@ def _mixture_folder(s: Settings) -> str:
 def _mixture(data: str, shares: tuple[float, ...], seeds: tuple[int, ...], *, plain: bool = False) -> Table:
     """plain is the paper's other setting: no validation rows, the goal is the target's own training loss."""
     plan = PLANS[data]
-    columns = [Column(f"α = {share:g}", {"problem.share": share}, "final:test_accuracy") for share in shares]
+    measure = "tail:3:test_accuracy" if data == "cifar10" else "final:test_accuracy"  # there it still moves by .05
+    columns = [Column(f"α = {share:g}", {"problem.share": share}, measure) for share in shares]
     columns += [
         Column(f"friends' weight, {column.name}", column.settings, "final:friends_weight") for column in columns
     ]
