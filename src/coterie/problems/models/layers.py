@@ -34,8 +34,8 @@ class PatchConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w], or what `prepare` made of it, to [n, outputs, h', w']."""
-        # contiguous, or two models on one batch (under vmap) would each be given a copy of it
-        weight = self.weight.flatten(1).contiguous()
+        # a copy of the weights, or two models on one batch (under vmap) would each be given a copy of the batch
+        weight = self.weight.flatten(1).clone()
         if x.dim() == 5:
             n, rows, columns = x.shape[:3]
             y = weight @ x.reshape(-1, weight.shape[1]).T
