@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -134,3 +136,36 @@ def test_only_loopback_is_listened_on_and_actors_are_ended(cores: None) -> None:
         assert open_to <= {"127.0.0.1", "::1"}
     _, alive = psutil.wait_procs([one for one in family if one.pid in pids], timeout=60.0)
     assert alive == []
+
+
+CLUSTER = """
+import sys, ray
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_the_command_line_on_an_existing_cluster(tmp_path: Path) -> None:
+    """Its bits are the local ones, and the cluster is there afterwards."""
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        address = cluster.stdout.readline().strip()
+        common = ["--method", "meritfed", "--rounds", "2", "--set", "run.baselines=[]", "--set", "federation.chunk=5"]
+        common += ["--set", "federation.mode=vmap", "--set", "run.threads=1", "--json"]
+        for name, more in (
+            ("local", []),
+            ("ray", ["--engine", "ray", "--set", f"engine.address={address}", "--set", "engine.workers=2"]),
+        ):
+            command = [sys.executable, "-m", "coterie", "run", *common, *more, "--out", str(tmp_path / name)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+            assert done.returncode == 0, done.stderr
+        assert cluster.poll() is None
+    finally:
+        cluster.communicate("", timeout=60)
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("local", "ray"))
+    assert one == other
