@@ -62,7 +62,7 @@ def test_every_run_has_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
 
 
 LINES = [
-    {"round": t, "test_accuracy": a, "validation_accuracy": v}
+    {"round": t, "test_accuracy": a, "validation_accuracy": v, "validation_loss": abs(t - 9)}
     for t, a, v in ((0, 0.1, 0.2), (5, 0.6, 0.9), (10, 0.7, 0.8))
 ]
 MOVED = {"bytes_up": 2_000_000, "bytes_down": 1_000_000, "rounds": 7}
@@ -75,6 +75,7 @@ RUN = Finished({"final": {"x": 1}, "weights": [0.5, 0.3, 0.2], "communication": 
         ("final:test_accuracy", 0.7),
         ("final:x", 1.0),
         ("best:test_accuracy", 0.6),
+        ("lowest:test_accuracy", 0.7),
         ("at:5:test_accuracy", 0.6),
         ("at:6:test_accuracy", None),
         ("tail:2:test_accuracy", 0.65),

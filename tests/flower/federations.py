@@ -5,42 +5,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coterie.experiment.build import assemble
-from coterie.experiment.config import Config, load
-from coterie.experiment.loop import Result, run_rounds
+from coterie.experiment.config import Config
 from coterie.flower.deployment import Deployment
 from coterie.flower.launch import APP, write_app
 
 PATIENCE = 3600.0  # processes are slow to start on a busy machine; nothing is measured here
-
-
-def configuration(**flags: Any) -> Config:
-    """Three clients with few rows each."""
-    given = {
-        "run.problem": "friends",
-        "run.method": "meritfed",
-        "run.rounds": 2,
-        "run.threads": 1,
-        "run.engine": "flower",
-        "run.baselines": [],
-        "problem.model": "logistic",
-        "problem.clients": 3,
-        "problem.friends": 1,
-        "problem.test": 1500,
-        "federation.mode": "sequential",
-        "federation.timeout": 300.0,
-        "federation.patience": 300.0,
-    }
-    given |= {key.replace("__", "."): value for key, value in flags.items()}
-    if given["run.problem"] != "friends":  # the sizes above are its settings
-        given = {
-            key: value for key, value in given.items() if not key.startswith("problem.") or key == "problem.clients"
-        }
-    return load(flags=given)
-
-
-def locally(config: Config) -> Result:
-    return run_rounds(assemble(config.with_run(engine="local")), None)
 
 
 def begin(

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,21 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
-from federations import begin, configuration, end, events, locally, rounds, until
+from federations import begin, end, events, rounds, until
 
-from coterie.errors import UsageError
-from coterie.experiment.build import ONLY_SIMULATED, make_problem
 from coterie.experiment.config import Config
 from coterie.experiment.loop import Result
 from coterie.flower.deployment import Deployment
-from coterie.methods.registry import METHODS
+from deployable import (
+    ELSEWHERE,
+    EVERY_KIND,
+    assert_as_locally,
+    configuration,
+    deployable,
+    locally,
+    on_problem,
+    saved_model,
+)
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
@@ -59,17 +65,11 @@ def test_a_run_on_flower_is_the_local_one(flower: Deployment, settings: dict[str
     assert wire["bytes_up"] > ledger["total"]["bytes_up"]
     saved = load_file(tmp_path / "out" / "model.safetensors")
     theta = torch.cat([t.reshape(-1) for t in saved.values()])
-    names = assemble_names(config, local)
+    names = saved_model(config, local)
     torch.testing.assert_close(theta, names, rtol=1e-5, atol=1e-5)
     if local.view.weights is not None:
         weights = torch.tensor(said["summary"]["weights"])
         torch.testing.assert_close(weights, local.view.weights, rtol=1e-5, atol=1e-5)
-
-
-def assemble_names(config: object, local: object) -> torch.Tensor:
-    """The local model in the order in which it is saved."""
-    named = make_problem(config).named(local.view)  # type: ignore[arg-type, attr-defined]
-    return torch.cat([named[name].reshape(-1) for name in sorted(named)])
 
 
 def by_command(config: Config, folder: Path, *more: str, **environment: str) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def test_all_are_killed_and_the_run_is_resumed(flower: Deployment, tmp_path: Pat
     said = end(flower, begin(flower, config.with_federation(patience=300.0), tmp_path / "out", resume=True))
     assert said["summary"]["outcome"] == "finished"
     theta = torch.cat([t.reshape(-1) for t in load_file(tmp_path / "out" / "model.safetensors").values()])
-    torch.testing.assert_close(theta, assemble_names(config, locally(config)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(theta, saved_model(config, locally(config)), rtol=1e-5, atol=1e-5)
     assert "memory lost" not in {e["event"] for e in events(tmp_path / "out")}
 
 
@@ -174,37 +174,12 @@ def test_a_hostile_client_is_named_and_the_others_go_on(flower: Deployment, tmp_
     assert said["summary"]["final"]["effective_clients"] <= 3
 
 
-WEIGHTING: dict[str, object] = {"problem__everyone": True}
-NESTED: dict[str, object] = {"run__problem": "nested-quadratic", "run__method": "fednest"}
-MINIMAX: dict[str, object] = {"run__problem": "minimax-quadratic", "run__method": "fedavg-s"}
-SUBMODELS: dict[str, object] = {"run__problem": "submodels", "run__method": "heterofl"}
-ELSEWHERE = {"krum", "multi-krum", "exact-gd"}  # they need more clients, or settings of their own
-
-
-def on_problem(settings: dict[str, object]) -> tuple[Config, dict[str, Result]]:
-    """What every method that a real federation can run on a problem of this size gives locally."""
-    config = configuration(run__rounds=1, **settings)
-    problem = make_problem(config)
-    special = {"submodels"} & problem.offers
-    results = {}
-    for entry in METHODS:
-        method = entry.make()
-        if method.needs & ONLY_SIMULATED or not special <= method.needs or not method.fits(problem.offers):
-            continue
-        with suppress(UsageError):  # krum and its like need more clients
-            result = locally(config.for_baseline(entry.name))
-            if result.summary["outcome"] == "finished":
-                results[entry.name] = result
-    return config, results
-
-
 def test_no_method_is_left_out() -> None:
-    deployable = {entry.name for entry in METHODS if not entry.make().needs & ONLY_SIMULATED}
-    tried = set().union(*(on_problem(settings)[1] for settings in (WEIGHTING, NESTED, MINIMAX, SUBMODELS)))
-    assert deployable == tried | ELSEWHERE
+    tried = set().union(*(on_problem(settings)[1] for settings in EVERY_KIND))
+    assert deployable() == tried | ELSEWHERE
 
 
-@pytest.mark.parametrize("settings", [WEIGHTING, NESTED, MINIMAX, SUBMODELS], ids=lambda s: s.get("run__problem"))
+@pytest.mark.parametrize("settings", EVERY_KIND, ids=lambda s: s.get("run__problem"))
 def test_every_method_gives_the_local_result(flower: Deployment, settings: dict[str, object], tmp_path: Path) -> None:
     """One after the other in a single run of Flower: the first is the method, the others are its baselines."""
     config, local = on_problem(settings)
@@ -226,11 +201,4 @@ def all_as_locally(flower: Deployment, config: Config, local: dict[str, Result],
     others = [name for name in local if name != config.run.method]
     said = end(flower, begin(flower, config.with_run(baselines=others), folder))
     assert said["summary"]["outcome"] == "finished", said
-    for name, result in local.items():
-        place = folder if name == config.run.method else folder / "baselines" / name
-        ledger = json.loads((place / "ledger.json").read_text())
-        assert {**ledger, "wire": 0} == {**result.ledger.as_dict(), "wire": 0}, name
-        saved = load_file(place / "model.safetensors")
-        theta = torch.cat([t.reshape(-1) for t in saved.values()])
-        named = assemble_names(config, result)
-        torch.testing.assert_close(theta, named, rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+    assert_as_locally(folder, config, local)

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
-from federations import begin, configuration, end, events, until
+from federations import begin, end, events, until
 
 from coterie.flower.deployment import Deployment, Keys
+from deployable import configuration
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"

@@ -6,12 +6,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from federations import configuration, locally
 
 from coterie.cli import engines
 from coterie.errors import UsageError
 from coterie.flower import project
 from coterie.flower.launch import cost_text, exchanges_of, write_app
+from deployable import configuration, locally
 
 
 @pytest.mark.parametrize("method", ["meritfed", "bilevel", "primal-dual", "fedavg"])

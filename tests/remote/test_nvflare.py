@@ -17,7 +17,8 @@ from test_methods import EVERY, config_of
 
 from coterie.experiment.build import assemble
 from coterie.experiment.config import Config
-from coterie.experiment.loop import run_rounds
+from coterie.experiment.loop import Result, run_rounds
+from deployable import EVERY_KIND, assert_as_locally, configuration, locally, on_problem
 
 pytestmark = [
     pytest.mark.nvflare,
@@ -126,3 +127,27 @@ def test_a_killed_compute_process_costs_a_retry_and_a_killed_site_is_left_out(
     assert {event for event, _ in told} <= {"timeout", "lost", "rejoined"}
     assert time.monotonic() - begun < 600.0
     assert not any("nvflare" in command for pid, command in mine(mark).items() if pid != os.getpid())
+
+
+@pytest.mark.parametrize("settings", EVERY_KIND, ids=lambda s: s.get("run__problem"))
+def test_every_method_gives_the_local_result(settings: dict[str, object], tmp_path: Path) -> None:
+    """One after the other in a single job: the first is the method, the others are its baselines."""
+    config, local = on_problem(settings, "nvflare")
+    all_as_locally(config, local, tmp_path / "out")
+
+
+def test_krum_gives_the_local_result_among_five(tmp_path: Path) -> None:
+    config = configuration("nvflare", run__method="krum", run__rounds=1, problem__clients=5)
+    local = {name: locally(config.for_baseline(name)) for name in ("krum", "multi-krum")}
+    all_as_locally(config, local, tmp_path / "out")
+
+
+def test_exact_gradients_give_the_local_result(tmp_path: Path) -> None:
+    config = configuration("nvflare", run__problem="quadratic", run__method="exact-gd", run__rounds=1)
+    all_as_locally(config, {"exact-gd": locally(config)}, tmp_path / "out")
+
+
+def all_as_locally(config: Config, local: dict[str, Result], folder: Path) -> None:
+    others = [name for name in local if name != config.run.method]
+    assert launched(config.with_run(baselines=others), folder)["outcome"] == "finished"
+    assert_as_locally(folder, config, local)

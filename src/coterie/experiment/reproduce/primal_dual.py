@@ -66,11 +66,16 @@ def _above_the_least(result: dict[str, Any]) -> dict[str, Any]:
 
 
 LEARNERS = ("primal-dual", "sustain", "rfho", "fednest", "afl")
+LARGE: dict[str, dict[str, Any]] = {  # on MNIST: chosen by the validation loss on seed 0
+    "primal-dual": {"method.outer_step": 0.0005, "method.ask": "weighted", "method.target_batch": "all"},
+    "rfho": {"method.carry": False, "method.outer_step": 0.005},
+}
 
 
 def _noisy(common: dict[str, Any], seeds: tuple[int, ...], actives: tuple[float, ...], about: str) -> Table:
-    rows = [Row(name, {"run.method": name}) for name in LEARNERS]
-    if common["problem.data"] == "digits":
+    digits = common["problem.data"] == "digits"
+    rows = [Row(name, {"run.method": name, **({} if digits else LARGE.get(name, {}))}) for name in LEARNERS]
+    if digits:
         rows.append(
             Row("rfho, Z not carried", {"run.method": "rfho", "method.carry": False, "method.outer_step": 0.05})
         )
@@ -78,9 +83,9 @@ def _noisy(common: dict[str, Any], seeds: tuple[int, ...], actives: tuple[float,
     columns = []
     for a in actives:
         own = {"federation.active": a}
-        columns.append(Column(f"accuracy, A = {a:g}", own, "final:test_accuracy"))
+        columns.append(Column(f"accuracy, A = {a:g}", own, "final:test_accuracy" if digits else "lowest:test_accuracy"))
         columns += [Column(f"w{k + 1}, A = {a:g}", own, f"weights:{k}:{k + 1}", ".2f") for k in range(3)]
-        columns.append(Column(f"most at noise, A = {a:g}", own, "most:3:", ".3f"))
+        columns.append(Column(f"most at noise, A = {a:g}", own, "most:3:", ".3f" if digits else ".4f"))
     printed = {("primal-dual", "accuracy, A = 1"): 0.984, ("primal-dual", "accuracy, A = 0.9"): 0.984}
     printed |= {("primal-dual", "accuracy, A = 0.5"): 0.982, ("primal-dual", "w1, A = 1"): 0.46}
     printed |= {("primal-dual", "w2, A = 1"): 0.33, ("primal-dual", "w3, A = 1"): 0.21}
@@ -88,10 +93,10 @@ def _noisy(common: dict[str, Any], seeds: tuple[int, ...], actives: tuple[float,
         about,
         tuple(rows),
         tuple(columns),
-        {"run.problem": "noisy-clients", "run.record": 100, "run.checkpoint": 200, **common},
+        {"run.problem": "noisy-clients", "run.record": 50, "run.checkpoint": 200, **common},
         seeds,
         corner="method",
-        printed=printed if common["problem.data"] == "mnist" else {},
+        printed={} if digits else printed,
     )
 
 
@@ -128,7 +133,12 @@ STUDIES = (
                 (1.0, 0.5),
                 "Digits and a perceptron instead of MNIST and LeNet-5, 400 rounds.",
             ),
-            "paper": _noisy(MNIST, (0, 1, 2), (1.0, 0.9, 0.5), "MNIST, LeNet-5, 2,000 iterations, batch 64, untuned."),
+            "paper": _noisy(
+                MNIST,
+                (0, 1, 2),
+                (1.0, 0.9, 0.5),
+                "MNIST, LeNet-5, 2,000 iterations, batch 64; accuracy where the validation loss was lowest.",
+            ),
         },
     ),
 )

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -216,10 +217,12 @@ def finished_run(folder: Path) -> Finished | None:
 
 
 def read(run: Finished, how: str) -> float | None:
-    """A value of a run, by words: final:MEASURE, best:MEASURE (where the validation accuracy was best),
-    tail:N:MEASURE (the mean of the last N records), at:ROUND:MEASURE, weights:FROM:TO (their sum at the end),
-    most:FROM:TO (the largest of them), megabytes, megabytes_up, rounds (of communication). None where the run
-    has no such value.
+    """A value of a run, by words; None where it has no such value.
+
+    final:MEASURE, best:MEASURE (where the validation accuracy was best), lowest:MEASURE (where the validation loss was:
+    few validation rows are soon all right), tail:N:MEASURE (the mean of the last N records), at:ROUND:MEASURE,
+    weights:FROM:TO (their sum at the end), most:FROM:TO (the largest of them), megabytes, megabytes_up, rounds (of
+    communication).
     """
     kind, _, rest = how.partition(":")
     if kind == "final":
@@ -227,6 +230,8 @@ def read(run: Finished, how: str) -> float | None:
     if kind == "best":
         best = max(run.lines, key=lambda line: _number(line.get("validation_accuracy")) or 0.0)
         return _number(best.get(rest))
+    if kind == "lowest":
+        return _number(min(run.lines, key=lambda line: line.get("validation_loss", math.inf)).get(rest))
     if kind == "tail":
         count, _, measure = rest.partition(":")
         found = [v for line in run.lines[-int(count) :] if (v := _number(line.get(measure))) is not None]
