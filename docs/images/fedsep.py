@@ -22,7 +22,7 @@ METHODS = {
     "count-sketch": ("#bf3989", "#f778ba"),
     "uncompressed": ("#24292f", "#e6edf3"),
 }
-TITLES = {"iid": "i.i.d.", "classes": "two classes a client"}
+TITLES = {"iid": "i.i.d.", "classes": "two classes each"}
 FADES = (0.25, 0.4, 0.55, 0.75, 1.0)
 
 
@@ -83,11 +83,15 @@ def by_round(lines: list[dict], left: float, top: float) -> list[str]:
     runs = sorted((one for one in lines if one["method"] == "fedsep" and one["seed"] == 0), key=lambda o: o["size"])
     parts = grid(left, top)
     last = max((one["round"][-1] for one in runs), default=1)
+    ends: list[tuple[float, int]] = []
     for one, fade in zip(runs, FADES[-len(runs) :], strict=False):
         points = [(t / last, a) for t, a in zip(one["round"], one["accuracy"], strict=True)]
         parts += line(points, "fedsep", left, top, fade)
-        x, y = left + PANEL_W + 4, top + PANEL_H * (1 - points[-1][1]) + 4
-        parts.append(f'<text class="small" x="{x}" y="{y:.1f}">{one["size"]}</text>')
+        ends.append((points[-1][1], one["size"]))
+    lowest = top - 8.0
+    for height, size in sorted(ends, reverse=True):  # labels keep their distance
+        lowest = max(lowest + 11, top + PANEL_H * (1 - height) + 4)
+        parts.append(f'<text class="small" x="{left + PANEL_W + 6}" y="{lowest:.1f}">{size}</text>')
     for t in (0, last // 2, last):
         x = left + PANEL_W * t / last
         parts.append(f'<text class="small" text-anchor="middle" x="{x:.1f}" y="{top + PANEL_H + 16}">{t}</text>')
@@ -124,8 +128,10 @@ def main(source: Path, out: Path) -> None:
         title = TITLES[partition]
         parts.append(f'<text class="title" x="{LEFT}" y="{top - 10}">{title}: accuracy by bytes moved</text>')
         parts.append(f'<text class="title" x="{second}" y="{top - 10}">{title}: FedSep by rounds, p at the end</text>')
-    for i, name in enumerate(METHODS):
-        x, y = second + PANEL_W + 44, TOP + 14 + 22 * i
+    drawn = [name for name in METHODS if any(one["method"] == name for one in lines)]
+    for place, name in enumerate(drawn):
+        i = list(METHODS).index(name)
+        x, y = second + PANEL_W + 44, TOP + 14 + 22 * place
         parts.append(f'<line class="c{i}" stroke-width="2" x1="{x}" x2="{x + 18}" y1="{y - 4}" y2="{y - 4}"/>')
         parts.append(f'<text class="small" x="{x + 24}" y="{y}">{name}</text>')
     out.write_text("\n".join([*parts, "</svg>"]) + "\n")

@@ -56,7 +56,7 @@ class InGroups:
         if news is not None:
             self.kept.add(i, *news)
         self.kept.only(i, needed)
-        return reply.tobytes()
+        return bytes(reply)
 
 
 def in_groups(made: list[InGroups] | None = None, memory: Path | None = None, workers: int = 2) -> Network:

@@ -22,7 +22,7 @@ timeout = 60.0
 """
 
 JOB = '''\
-"""The job. `python job.py` runs it on this machine; `python job.py --export DIR` writes it for a deployment of FLARE.
+"""The job. `python job.py` runs it on this machine; `python job.py --write DIR` writes it for a deployment of FLARE.
 
 Run or submit it again to go on with a run that was interrupted: the result folder has its checkpoints.
 """
@@ -40,10 +40,10 @@ SITES = ["site-1", "site-2", "site-3"]  # site k has the rows of client k
 config = load(HERE / "config.toml")
 
 if __name__ == "__main__":
-    if "--export" in sys.argv:
+    if "--write" in sys.argv:  # not --export: FLARE takes that word for itself
         # every site builds the problem and keeps the rows of its own client; with load="data:rows" it has its own rows
         job = recipe("coterie", SITES, config=config.as_toml(), folder=str(RESULTS), memory="coterie-memory")
-        job.export(sys.argv[sys.argv.index("--export") + 1])
+        job.export(sys.argv[sys.argv.index("--write") + 1])
     else:
         begun = (RESULTS / "config.toml").is_file()
         summary = launch(config, RESULTS, lambda *_: None, force=False, resume=begun, options={})

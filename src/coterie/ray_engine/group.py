@@ -16,6 +16,7 @@ from coterie.federation.shards import Rows, Shard, Stack
 from coterie.ray_engine.memory import LIMITS, Bytes, Carried, as_array
 
 Array = NDArray[Any]
+LARGE = 100_000  # bytes above which Ray puts what it carries into its store anyway
 
 
 class Cargo(NamedTuple):
@@ -60,11 +61,12 @@ class Group:
         self.store = Carried()
         self.node = Node(engine, cargo.clients, limits=LIMITS, store=self.store, shares_memory=True)
 
-    def handle(self, head: bytes, tail: Bytes) -> tuple[Bytes, tuple[str, Bytes] | None, list[str]]:
+    def handle(self, head: bytes, tail: Bytes | None) -> tuple[bytes | Bytes, tuple[str, Bytes] | None, list[str]]:
         """The reply to an order, what clients remember anew, and which bundles of that are still in use."""
-        reply = self.node.handle(b"".join((head, tail.data)))
+        reply = self.node.handle(head if tail is None else b"".join((head, tail.data)))
         news = self.store.news()
-        return as_array(reply), None if news is None else (news[0], as_array(news[1])), self.store.needed()
+        carried = reply if len(reply) < LARGE else as_array(reply)
+        return carried, None if news is None else (news[0], as_array(news[1])), self.store.needed()
 
     def refill(self, bundles: dict[str, Bytes]) -> int:
         """Take back what clients remember; the number of this process, for whoever wants to end it."""

@@ -10,10 +10,8 @@ from ray.exceptions import RayActorError, RayError
 
 from coterie.errors import RunError
 from coterie.federation.remote import Address, Trouble
-from coterie.ray_engine.group import Cargo, Group
+from coterie.ray_engine.group import LARGE, Cargo, Group
 from coterie.ray_engine.memory import Kept, as_array
-
-LARGE = 100_000  # bytes above which Ray puts an argument into its store anyway
 
 
 class RayTransport:
@@ -62,23 +60,20 @@ class RayTransport:
         while self._calls or parts:
             mending = {self._mending[group]: group for group in parts}
             left = max(0.0, deadline - monotonic()) if waiting else 0.0
-            done, _ = ray.wait([*self._calls, *mending], timeout=left)
+            at_once = 1 if mending or not waiting.issuperset(self._calls.values()) else len(self._calls)
+            done, _ = ray.wait([*self._calls, *mending], num_returns=at_once, timeout=left)
             if not done:
                 break
-            (ref,) = done
-            if ref in mending:
-                group = mending[ref]
-                answer: bytes | Trouble | None = self._mended(group, ref)
-                head, tail = parts.pop(group)
-                if answer is None:
-                    self._call(group, head, tail)
-                    continue
-            else:
-                group = self._calls.pop(ref)
-                answer = self._reply(group, ref)
-            assert answer is not None
-            answers.append((group, answer))
-            waiting.discard(group)
+            found = self._replies([ref for ref in done if ref in self._calls])
+            for group in (mending[ref] for ref in done if ref in mending):
+                trouble = self._mended(group, self._mending[group])
+                order = parts.pop(group)
+                if trouble is None:
+                    self._call(group, *order)
+                else:
+                    found.append((group, trouble))
+            answers += found
+            waiting -= {group for group, _ in found}
         return answers
 
     def close(self) -> None:
@@ -90,9 +85,18 @@ class RayTransport:
     def _call(self, group: Address, head: bytes, tail: Any) -> None:
         self._calls[self.actors[group].handle.remote(head, tail)] = group
 
-    def _reply(self, group: Address, ref: Any) -> bytes | Trouble:
+    def _replies(self, refs: list[Any]) -> list[tuple[Address, bytes | Trouble]]:
+        """What has arrived; fetched together where nothing went wrong, which takes a call instead of one a group."""
         try:
-            reply, news, needed = ray.get(ref)
+            values: list[Any] = ray.get(refs)
+        except RayError:
+            values = [None] * len(refs)
+        groups = [self._calls.pop(ref) for ref in refs]
+        return [(g, self._reply(g, ref, value)) for g, ref, value in zip(groups, refs, values, strict=True)]
+
+    def _reply(self, group: Address, ref: Any, value: Any) -> bytes | Trouble:
+        try:
+            reply, news, needed = ray.get(ref) if value is None else value
         except RayActorError as error:
             self._mending[group] = self._refill(group)
             return Trouble("lost", f"its actor is gone ({type(error).__name__})")
@@ -101,7 +105,7 @@ class RayTransport:
         if news is not None:
             self.kept.add(group, *news)
         self.kept.only(group, needed)
-        return reply.tobytes()
+        return reply if isinstance(reply, bytes) else reply.tobytes()
 
     def _refill(self, group: Address) -> Any:
         """Give an actor back what its clients remember; Ray repeats this until the actor is there."""
@@ -120,18 +124,20 @@ class RayTransport:
 
 
 def _split(orders: Mapping[Address, bytes]) -> dict[Address, tuple[bytes, Any]]:
-    """Each order as its structure and its tensors; tensors that are the same in several orders become one object."""
+    """Each order as its structure and its tensors; tensors that are the same in several orders become one object.
+    Small orders stay whole.
+    """
     parts: dict[Address, tuple[bytes, Any]] = {}
     seen: list[tuple[bytes, Any]] = []
     for group, data in orders.items():
         end = 8 + int.from_bytes(data[4:8], "little")
         size = len(data) - end
         if size < LARGE:
-            parts[group] = data[:end], as_array(data)[end:]
+            parts[group] = data, None
             continue
         found = next((ref for tail, ref in seen if len(tail) == size and data.endswith(tail)), None)
         if found is None:
-            found = ray.put(as_array(data[end:]))
+            found = ray.put(as_array(data)[end:])
             seen.append((data[end:], found))
         parts[group] = data[:end], found
     return parts
