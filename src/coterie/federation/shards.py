@@ -5,7 +5,7 @@ shards cost no padding, and taking a batch for every client is one indexing oper
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from coterie.errors import UsageError
 
 Columns = tuple[Tensor, ...]
+GATHERED = 64 << 20  # bytes
 
 
 class Batch(NamedTuple):
@@ -107,6 +108,24 @@ class Shard:
     valid: Rows | None
 
 
+@dataclass
+class _Gathered:
+    """The rows of sampled clients, gathered when these are asked a second time: methods with several exchanges a round
+    would gather them for each.
+    """
+
+    ids: Tensor | None = None
+    columns: Columns = ()
+
+    def of(self, columns: Columns, ids: Tensor, offsets: Tensor, n: int) -> Columns:
+        if self.ids is None or not torch.equal(self.ids, ids):
+            self.ids, self.columns = ids, ()
+        elif not self.columns and len(ids) * n * sum(c[:1].nbytes for c in columns) <= GATHERED:
+            place = offsets[:, None] + torch.arange(n, device=ids.device)
+            self.columns = tuple(_at(c, place) for c in columns)
+        return self.columns
+
+
 @dataclass(frozen=True)
 class Stack:
     """The rows of many clients. A part of a larger stack pads as that does (capacity, ragged), so that the bits of a
@@ -116,6 +135,7 @@ class Stack:
     offsets: Tensor
     counts: Tensor
     padding: tuple[int, bool] | None = None
+    _gathered: "_Gathered" = field(default_factory=lambda: _Gathered(), init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -131,11 +151,15 @@ class Stack:
         return bool((self.counts != self.counts[0]).any()) if self.padding is None else self.padding[1]
 
     def views(self, ids: Tensor) -> Columns:
-        """All rows of these clients, [a, n, …], where they lie one after the other in equal parts; else nothing."""
+        """All rows of these clients, [a, n, …], where they lie one after the other in equal parts, or where the same
+        clients were asked for before; else nothing.
+        """
+        if self.ragged:
+            return ()
         n, offsets = self.capacity, self.offsets[ids]
         first = int(offsets[0])
-        if self.ragged or not torch.equal(offsets, first + n * torch.arange(len(ids), device=ids.device)):
-            return ()
+        if not torch.equal(offsets, first + n * torch.arange(len(ids), device=ids.device)):
+            return self._gathered.of(self.columns, ids, offsets, n)
         return tuple(c[first : first + n * len(ids)].view(len(ids), n, *c.shape[1:]) for c in self.columns)
 
     def client(self, index: int) -> Rows:
