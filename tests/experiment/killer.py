@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -77,10 +76,11 @@ def kill_at_random(
     half_written, rounds, codes = 0, [], []
     for turn, target in enumerate(sorted(chance.sample(range(total * 3 // 4), count))):
         number = signals[turn % len(signals)]
-        death = Death(folder, max(target, progress(folder) + 1), number, chance.randrange(1 << 30))
+        death = Death(folder, max(target, progress(folder) + 2), number, chance.randrange(1 << 30))
         codes.append([number, ended(start(command(folder, arguments), folder, death.await_round))])
         half_written += any(True for _ in folder.rglob(".*.tmp"))
         rounds.append(progress(folder))
+    codes = [[number, -signal.SIGKILL if code == -signal.SIGALRM else code] for number, code in codes]
     kills = sum(code == -signal.SIGKILL for _, code in codes)
     code = ended(start(command(folder, arguments), folder))
     return {"kills": kills, "half_written": half_written, "rounds": rounds, "code": code, "codes": codes}
@@ -88,9 +88,9 @@ def kill_at_random(
 
 @dataclass
 class Death:
-    """A signal to this very process within two rounds of the given one.
+    """A signal to this very process, by a timer of the kernel within two rounds of the given one.
 
-    Sent from outside, after looking at the folder, it came ten rounds late where rounds are quick.
+    Sent from outside, after looking at the folder, or by a thread, it came ten rounds late where rounds are quick.
     """
 
     folder: Path
@@ -99,27 +99,26 @@ class Death:
     seed: int
 
     def await_round(self) -> None:
-        real, armed, since = os.replace, False, time.monotonic()
+        real, chance, since, rounds = os.replace, random.Random(self.seed), time.process_time(), 0
 
         def replace(*args: Any, **kwargs: Any) -> None:
-            nonlocal armed, since
+            nonlocal since, rounds
             real(*args, **kwargs)
-            if not Path(args[1]).name.endswith(".safetensors"):
-                return
-            took, since = time.monotonic() - since, time.monotonic()
-            if not armed and progress(self.folder) >= self.target:
-                armed = True
-                Thread(target=self._come, args=(min(took, 0.05),), daemon=True).start()
+            if Path(args[1]).name.endswith(".safetensors"):
+                # in processor time, which a slow disk or a busy machine does not stretch
+                took, since, rounds = time.process_time() - since, time.process_time(), rounds + 1
+                if rounds > 1 and progress(self.folder) >= self.target:  # the first one took a start, too
+                    os.replace = real
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 2 * took))
+
+        def strike(*_: Any) -> None:
+            os.kill(os.getpid(), self.number)
+            if chance.random() < 0.5:  # impatient users press Ctrl-C twice
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 0.01))
 
         os.replace = replace
-
-    def _come(self, a_round: float) -> None:
-        chance = random.Random(self.seed)
-        time.sleep(chance.uniform(0, 2 * a_round))
-        os.kill(os.getpid(), self.number)
-        if chance.random() < 0.5:  # impatient users press Ctrl-C twice
-            time.sleep(chance.uniform(0, 0.01))
-            os.kill(os.getpid(), self.number)
+        if self.number != signal.SIGKILL:  # else the timer's own signal ends the process at once, as SIGKILL does
+            signal.signal(signal.SIGALRM, strike)
 
 
 def kill_at_points(stride: int, folder: Path, arguments: list[str]) -> dict[str, Any]:

@@ -137,3 +137,16 @@ def test_what_cannot_be_used_is_refused(shards, message):
 def test_the_holder_is_named():
     with pytest.raises(UsageError, match="target 0 is empty"):
         pack([(X[:0], Y[:0])], who="target")
+
+
+def test_rows_of_the_same_sample_are_gathered_when_they_are_asked_for_again():
+    stack = pack([(torch.randn(4, 3), torch.randn(4)) for _ in range(5)])
+    some = torch.tensor([3, 0, 4])
+    assert stack.views(some) == ()
+    wholes = stack.views(some)
+    for column, whole in zip(stack.columns, wholes, strict=True):
+        assert torch.equal(whole, torch.stack([column[4 * k : 4 * k + 4] for k in some.tolist()]))
+    assert stack.views(some)[0] is wholes[0]
+    assert stack.views(torch.tensor([1, 3])) == ()
+    assert stack.views(some) == ()  # only the last sample is kept
+    assert stack.shared_by(torch.tensor([1, 0, 2, 3, 4]))._gathered is not stack._gathered
