@@ -17,11 +17,12 @@ from typing import Any
 from nvflare.collab import CollabRecipe, collab
 
 from coterie.experiment.config import load
+from coterie.experiment.elsewhere import interruptible
 from coterie.federation.remote.codec import encode
 from coterie.federation.remote.messages import PROTOCOL, Order
 from coterie.nvflare_engine.app import Client, Server
 from coterie.nvflare_engine.compute import sealed
-from coterie.nvflare_engine.launch import deployment, interruptible
+from coterie.nvflare_engine.launch import deployment
 from coterie.nvflare_engine.transport import FlareTransport
 
 SIZES = (400, 1_000_000)

@@ -6,29 +6,25 @@ The server's app writes the result folder; this process only starts things, tell
 import json
 import os
 import shutil
-import signal
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from coterie.errors import CoterieError, RunError, UsageError
+from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble, fitting
 from coterie.experiment.config import Config
+from coterie.experiment.elsewhere import LOOK, answered, interruptible, speaker, tell
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
 from coterie.flower.deployment import NAME, Deployment
 from coterie.numerics import Draw
 
 APP = "coterie_run"
-LOOK = 0.3
 SIMULATED = "Flower's simulation runtime: clients are called in processes of Ray, which take some seconds to start."
 SILENT = 4  # questions without an answer after which a SuperLink is taken to be gone
 OVER = ("finished", "stopped", "failed")
@@ -41,7 +37,7 @@ def launch(
     if not resume:
         check(folder, force=force)
     problem, _ = fitting(config)
-    say: Callable[[str], None] = (lambda _: None) if options.get("json") else _say
+    say = speaker(options)
     superlink, simulated = options.get("superlink"), config.engine.simulation
     _check_simulation(superlink, simulated)
     say(SIMULATED if simulated else cost_text(config, problem.clients))
@@ -173,24 +169,7 @@ def _followed(
         found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return found
     tell(folder / "metrics.jsonl", told, say)
-    said = json.loads(answer.read_text(encoding="utf-8"))
-    if "summary" in said:
-        summary: dict[str, Any] = said["summary"]
-        return summary
-    kind: type[CoterieError] = UsageError if said["exit_code"] == 2 else RunError
-    raise kind(said["error"])
-
-
-def tell(metrics: Path, told: int, say: Callable[[str], None]) -> int:
-    """Say what was recorded since the last look."""
-    if not metrics.is_file():
-        return told
-    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
-    for line in lines[told:]:
-        found = json.loads(line)
-        measures = [f"{k} {v:.4g}" for k, v in found.items() if isinstance(v, float) and k != "seconds"][:4]
-        say(f"round {found['round']}: {', '.join(measures)} ({found['seconds']:.0f} s)")
-    return len(lines)
+    return answered(answer)
 
 
 def _borrow_configuration(flower: Deployment) -> None:
@@ -198,26 +177,3 @@ def _borrow_configuration(flower: Deployment) -> None:
     home = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr"))
     if (home / "config.toml").is_file():
         shutil.copy(home / "config.toml", flower.folder / "flwr" / "config.toml")
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, so that everything it started is ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise RunError("stopped by the user; what was saved is intact, and `coterie resume` goes on.") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import RunError, UsageError
+from coterie.experiment.elsewhere import interruptible, tell
 from coterie.flower.deployment import Deployment
-from coterie.flower.launch import interruptible, tell
 
 LOOK = 0.5
 TEMPLATE = Path(__file__).parent / "template"

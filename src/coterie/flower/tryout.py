@@ -6,7 +6,6 @@ nodes' alone.
 """
 
 import json
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.errors import CoterieError, UsageError
+from coterie.errors import UsageError
+from coterie.experiment.elsewhere import leave_answer, unwatched
 from coterie.experiment.watching import end_with_parent
 from coterie.flower.relay import client_app
 
@@ -39,18 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment, and leave an answer for whoever started it."""
     end_with_parent()
     settings = context.run_config
-    answer: dict[str, Any] = {"error": "the server's app was stopped; `coterie resume` goes on.", "exit_code": 1}
-    try:
-        answer = {"summary": _run(grid, settings)}
-    except CoterieError as error:
-        answer = {"error": str(error), "exit_code": error.exit_code}
-    except Exception:
-        answer = {"error": traceback.format_exc(), "exit_code": 1}
-        raise
-    finally:
-        place = Path(str(settings["answer"]))
-        if place.name and place.parent.is_dir():  # whoever started this may be on another machine
-            _leave(place, answer)
+    leave_answer(Path(str(settings["answer"])), lambda: _run(grid, settings))
 
 
 def _run(grid: Grid, settings: Any) -> dict[str, Any]:
@@ -63,9 +52,6 @@ def _run(grid: Grid, settings: Any) -> dict[str, Any]:
 
     def network(*_: Any) -> FlowerTransport:
         return FlowerTransport(grid, known and {int(node): int(client) for node, client in known.items()})
-
-    def unwatched(name: str, is_baseline: bool) -> None:
-        return None
 
     if settings["resume"]:
         return experiment.resume(folder, unwatched, network=network)
@@ -81,9 +67,3 @@ def _config(settings: Any) -> Any:
     tables = tomllib.loads(str(settings["config"]))
     tables.pop("version", None)
     return resolve(tables)
-
-
-def _leave(path: Path, answer: dict[str, Any]) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(answer), encoding="utf-8")
-    part.replace(path)

@@ -1,14 +1,12 @@
 """The two sides of a FLARE job. FLARE makes these objects from the job's configuration, and calls what is marked."""
 
 import logging
-import traceback
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
 
-from coterie.errors import CoterieError
-from coterie.experiment.files import write_json
+from coterie.experiment.elsewhere import leave_answer, unwatched
 from coterie.nvflare_engine.compute import Compute, opened, read
 from coterie.nvflare_engine.transport import FlareTransport, Stream
 
@@ -57,17 +55,7 @@ class Server:
         """Run, or go on."""
         _be_quiet()
         how = opened(self.settings)
-        answer: dict[str, Any] = {}
-        try:
-            answer = {"summary": self._run(how)}
-        except CoterieError as error:
-            answer = {"error": str(error), "exit_code": error.exit_code}
-        except Exception:
-            answer = {"error": traceback.format_exc(), "exit_code": 1}
-            raise
-        finally:
-            if how["answer"]:
-                write_json(Path(how["answer"]), answer)
+        leave_answer(Path(how["answer"]), lambda: self._run(how))
 
     def _run(self, how: dict[str, Any]) -> dict[str, Any]:
         from coterie.experiment import run as experiment
@@ -84,9 +72,6 @@ class Server:
             # FLARE knows a site by its certificate
             clients = {site: client_of(site, sites) for site in sites if site in there}
             return FlareTransport(call, clients, lambda: bool(collab.is_aborted))
-
-        def unwatched(name: str, is_baseline: bool) -> None:
-            return None
 
         if (folder / "config.toml").is_file() and not how["force"]:
             return experiment.resume(folder, unwatched, network=network)

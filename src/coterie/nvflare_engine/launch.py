@@ -3,10 +3,8 @@
 The job's server side writes the result folder; this process starts things, tells how far they are, and ends them.
 """
 
-import json
 import os
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,17 +15,16 @@ from typing import Any
 from nvflare.collab import CollabRecipe
 from nvflare.recipe.poc_env import PocEnv
 
-from coterie.errors import CoterieError, RunError, UsageError
+from coterie.errors import RunError, UsageError
 from coterie.experiment.build import fitting
 from coterie.experiment.config import Config
+from coterie.experiment.elsewhere import LOOK, answered, interruptible, speaker, tell
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
-from coterie.flower.launch import interruptible, tell
 from coterie.nvflare_engine.app import Client, Server
 from coterie.nvflare_engine.compute import sealed
 
 MEMORY = "clients"
-LOOK = 0.3
 PORTS = (8002, 8003)  # of FLARE's POC mode
 LOGIN = 60.0  # seconds for FLARE's server to come up
 OVER = ("FINISHED", "FAILED", "ABORTED")
@@ -41,7 +38,7 @@ def launch(
         check(folder, force=force)
     problem, _ = fitting(config)
     sites = [f"site-{k + 1}" for k in range(problem.clients)]
-    say: Callable[[str], None] = (lambda _: None) if options.get("json") else _say
+    say = speaker(options)
     with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True) as name:
         answer = Path(name) / "answer.json"
         job = recipe(
@@ -127,13 +124,4 @@ def _followed(poc: PocEnv, number: str, folder: Path, answer: Path, say: Callabl
             if any(word in status for word in OVER) and not answer.exists():
                 raise RunError(f"the job ended without a result ({status}). What was saved is intact. {again}")
     tell(folder / "metrics.jsonl", told, say)
-    said = json.loads(answer.read_text(encoding="utf-8"))
-    if "summary" in said:
-        summary: dict[str, Any] = said["summary"]
-        return summary
-    kind: type[CoterieError] = UsageError if said["exit_code"] == 2 else RunError
-    raise kind(said["error"])
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    return answered(answer)
