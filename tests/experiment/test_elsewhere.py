@@ -40,7 +40,7 @@ def test_whatever_ends_it_is_told_and_not_swallowed(error: BaseException, words:
 @pytest.mark.parametrize("place", ["", "elsewhere/answer.json"])
 def test_nothing_is_left_where_nobody_waits(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    leave_answer(Path(place), lambda: {})
+    leave_answer(Path(place), dict)
     assert list(tmp_path.iterdir()) == []
 
 
