@@ -23,6 +23,7 @@ from torch import nn
 
 from coterie.experiment.build import federate, federate_remotely
 from coterie.experiment.config import EngineTable, FederationTable
+from coterie.federation.remote import Message
 from coterie.federation.shards import Stack
 from coterie.methods.fedavg import fedavg
 from coterie.numerics import Draw
@@ -155,15 +156,16 @@ def exchange(repeats: int = 100) -> list[dict[str, Any]]:
         raw = [ray.remote(Echo).options(num_cpus=0).remote() for _ in range(4)]
         for floats in (400, 1_000_000):
             data = np.random.default_rng(0).standard_normal(floats).astype(np.float32).view(np.uint8)
-            nonsense = b"cot1" + (2).to_bytes(4, "little") + b"{}" + data.tobytes()
+            heads = [b"cot1" + (2).to_bytes(4, "little") + f"{i:02}".encode() for i in range(4)]
+            nonsense = {i: Message(head, (data,)) for i, head in enumerate(heads)}
 
             def by_ray(data: Any = data) -> None:
                 sent = ray.put(data) if data.nbytes > 100_000 else data
                 ray.get([actor.back.remote(sent) for actor in raw])
 
-            def by_coterie(nonsense: bytes = nonsense) -> None:
+            def by_coterie(nonsense: dict[int, Message] = nonsense) -> None:
                 # refused by the codec, so that what is measured is the way and not the work
-                answers = transport.exchange(dict.fromkeys(range(4), nonsense), range(4), 60.0)
+                answers = transport.exchange(nonsense, range(4), 60.0)
                 assert len(answers) == 4
 
             times: dict[str, list[float]] = {"ray": [], "coterie": []}

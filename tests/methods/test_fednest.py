@@ -394,6 +394,19 @@ def test_caps_and_partial_participation_keep_the_weights_feasible() -> None:
     assert not torch.equal(before.w, after.w)
 
 
+def test_clients_of_weight_0_need_not_be_asked() -> None:
+    problem = quadratic(WIDE, clients=5, friends=2, dimension=4, rows=12)
+    w = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64)
+    states, floats = {}, {}
+    for ask in ("all", "weighted"):
+        method = fednest(outer_step=0.1, step=1.0, local_steps=3, terms=3, lipschitz=1.0, ask=ask, **FULL)
+        fed, draw = federation(problem), Draw.of(1).round(0)
+        states[ask] = method.round(fed.begin(1, draw), method.init(problem, 5)._replace(w=w), draw)
+        floats[ask] = fed.ledger.total.floats_up
+    assert floats == {"all": 5 * (5 * 4 + 1), "weighted": 2 * 5 * 4 + 5}
+    torch.testing.assert_close(states["all"], states["weighted"])
+
+
 # What is refused
 
 

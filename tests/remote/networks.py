@@ -6,7 +6,7 @@ from typing import Any
 
 from coterie.experiment.build import Network
 from coterie.experiment.config import Config
-from coterie.federation.remote import Address, InProcess, Node, Store, Trouble, node_for
+from coterie.federation.remote import Address, InProcess, Message, Node, Store, Trouble, node_for
 
 
 def nodes(config: Config, problem: Any, *, folder: Path | None = None, **options: Any) -> dict[Address, Node]:
@@ -49,11 +49,11 @@ class Broken(InProcess):
         self.late: list[tuple[Address, bytes | Trouble]] = []
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
         answers: list[tuple[Address, bytes | Trouble]] = []
         for node, data in super().exchange(orders, needed, timeout):
-            changed = data if isinstance(data, Trouble) else self.change(node, orders[node], data)
+            changed = data if isinstance(data, Trouble) else self.change(node, bytes(orders[node]), data)
             if changed is not None:
                 answers.append((node, changed))
         return answers

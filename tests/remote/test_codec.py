@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.federation import Each
-from coterie.federation.remote.codec import DTYPES, MAGIC, CodecError, Limits, Names, decode, digest, encode
+from coterie.federation.remote.codec import DTYPES, MAGIC, CodecError, Limits, Names, decode, digest, encode, message
 from coterie.federation.remote.messages import PROTOCOL, Order, Past, Reply, Step
 from coterie.federation.tree import tree_flatten
 from coterie.methods.local_svrg import Anchor, Walk
@@ -79,6 +79,18 @@ def test_every_tree_comes_back_bit_by_bit(tree: Any) -> None:
     assert_same(found, tree)
     assert encode(found) == data
     assert digest(found) == digest(tree)
+
+
+def test_messages_know_with_whom_they_share_tensors() -> None:
+    model = torch.randn(2, 3)
+    first, second = message(("a", model)), message((1, 2, model.detach()))
+    assert first.place == second.place
+    assert first.head != second.head
+    assert len(first) == len(bytes(first)) == len(first.head) + 24
+    assert first.place != message(model.clone()).place
+    # what had to be copied is kept by its message, so that no other can come to stand at its place
+    kept = [message((model + i).T) for i in range(20)]
+    assert len({one.place for one in kept}) == 20
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
@@ -160,7 +172,7 @@ def test_works_are_found_by_name_and_one_s_own_modules_can_be_added() -> None:
     assert NAMES.with_modules(__name__).record(f"{__name__}:Mine") is Mine
 
 
-def message(structure: str, data: bytes = b"") -> bytes:
+def written(structure: str, data: bytes = b"") -> bytes:
     return MAGIC + len(structure.encode()).to_bytes(4, "little") + structure.encode() + data
 
 
@@ -170,31 +182,31 @@ def message(structure: str, data: bytes = b"") -> bytes:
         (b"", "no message"),
         (b"PK\x03\x04" + bytes(40), "no message"),
         (MAGIC + b"\xff\xff\xff\xff", "longer than"),
-        (message('{"tree":1}'), "nothing else"),
-        (message('{"tree":1,"tensors":[],"more":1}'), "nothing else"),
-        (message('{"tree":1,"tree":2,"tensors":[]}'), "twice"),
-        (message('{"tree":NaN,"tensors":[]}'), "no JSON"),
-        (message('{"tree":1e999,"tensors":[]}'), "too large"),
-        (message('{"tree":9223372036854775808,"tensors":[]}'), "64 bits"),
-        (message('{"tree":' + "9" * 5000 + ',"tensors":[]}'), "64 bits"),
-        (message('{"tree":' + "[" * 90_000 + "]" * 90_000 + ',"tensors":[]}'), "nested|kind|JSON"),
-        (message('{"tree":' + '["l",' * 30 + "1" + "]" * 30 + ',"tensors":[]}'), "nested"),
-        (message('{"tree":"' + "x" * 5000 + '","tensors":[]}'), "characters"),
-        (message('{"tree":"\\ud800","tensors":[]}'), "Unicode"),
-        (message('{"tree":["x"],"tensors":[]}'), "kind"),
-        (message('{"tree":["T"],"tensors":[]}'), "more tensors"),
-        (message('{"tree":1,"tensors":[["float32",[1],0]]}'), "does not name"),
-        (message('{"tree":["T"],"tensors":[["float32",[1]]]}'), "fill"),
-        (message('{"tree":["T"],"tensors":[["float32",[1]]]}', bytes(8)), "fill"),
-        (message('{"tree":["T"],"tensors":[["complex64",[1]]]}', bytes(8)), "no type"),
-        (message('{"tree":["T"],"tensors":[["float32",[-1]]]}'), "bounds"),
-        (message('{"tree":["T"],"tensors":[["float32",[true]]]}'), "bounds"),
-        (message('{"tree":["T"],"tensors":[["float32",[1,1,1,1,1,1,1,1,1],0]]}'), "dimensions"),
-        (message('{"tree":["T"],"tensors":[["float32",[100000,100000],0]]}'), "limit"),
-        (message('{"tree":["T"],"tensors":[["float32",[200000000,200000000,0],0]]}'), "limit"),
-        (message('{"tree":["l",["T"],["T"]],"tensors":[["int8",[200000000],0],["int8",[200000000],0]]}'), "limit"),
-        (message('{"tree":["T"],"tensors":[["bool",[1]]]}', b"\x02"), "0 nor 1"),
-        (message('{"tree":["E"],"tensors":[["bool",[]]]}', b"\x01"), "no rows"),
+        (written('{"tree":1}'), "nothing else"),
+        (written('{"tree":1,"tensors":[],"more":1}'), "nothing else"),
+        (written('{"tree":1,"tree":2,"tensors":[]}'), "twice"),
+        (written('{"tree":NaN,"tensors":[]}'), "no JSON"),
+        (written('{"tree":1e999,"tensors":[]}'), "too large"),
+        (written('{"tree":9223372036854775808,"tensors":[]}'), "64 bits"),
+        (written('{"tree":' + "9" * 5000 + ',"tensors":[]}'), "64 bits"),
+        (written('{"tree":' + "[" * 90_000 + "]" * 90_000 + ',"tensors":[]}'), "nested|kind|JSON"),
+        (written('{"tree":' + '["l",' * 30 + "1" + "]" * 30 + ',"tensors":[]}'), "nested"),
+        (written('{"tree":"' + "x" * 5000 + '","tensors":[]}'), "characters"),
+        (written('{"tree":"\\ud800","tensors":[]}'), "Unicode"),
+        (written('{"tree":["x"],"tensors":[]}'), "kind"),
+        (written('{"tree":["T"],"tensors":[]}'), "more tensors"),
+        (written('{"tree":1,"tensors":[["float32",[1],0]]}'), "does not name"),
+        (written('{"tree":["T"],"tensors":[["float32",[1]]]}'), "fill"),
+        (written('{"tree":["T"],"tensors":[["float32",[1]]]}', bytes(8)), "fill"),
+        (written('{"tree":["T"],"tensors":[["complex64",[1]]]}', bytes(8)), "no type"),
+        (written('{"tree":["T"],"tensors":[["float32",[-1]]]}'), "bounds"),
+        (written('{"tree":["T"],"tensors":[["float32",[true]]]}'), "bounds"),
+        (written('{"tree":["T"],"tensors":[["float32",[1,1,1,1,1,1,1,1,1],0]]}'), "dimensions"),
+        (written('{"tree":["T"],"tensors":[["float32",[100000,100000],0]]}'), "limit"),
+        (written('{"tree":["T"],"tensors":[["float32",[200000000,200000000,0],0]]}'), "limit"),
+        (written('{"tree":["l",["T"],["T"]],"tensors":[["int8",[200000000],0],["int8",[200000000],0]]}'), "limit"),
+        (written('{"tree":["T"],"tensors":[["bool",[1]]]}', b"\x02"), "0 nor 1"),
+        (written('{"tree":["E"],"tensors":[["bool",[]]]}', b"\x01"), "no rows"),
     ],
 )
 def test_a_crooked_message_is_refused_with_the_reason(data: bytes, reason: str) -> None:

@@ -17,7 +17,7 @@ from coterie.cli.engines import ENGINES
 from coterie.experiment.build import Network, assemble
 from coterie.experiment.config import Config
 from coterie.experiment.loop import run_rounds
-from coterie.federation.remote import Address, Transport, Trouble
+from coterie.federation.remote import Address, Message, Transport, Trouble
 
 
 def of_sites(memory: Path | None) -> Network:
@@ -50,7 +50,7 @@ class Without(Transport):
         return self.inner.nodes()
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
         self.after -= self.gone in orders
         if self.after >= 0 or self.gone not in orders:

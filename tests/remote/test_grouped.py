@@ -15,7 +15,7 @@ from coterie.errors import UsageError
 from coterie.experiment.build import Network, assemble, federate
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
-from coterie.federation.remote import Address, Trouble
+from coterie.federation.remote import Address, Message, Trouble
 from coterie.federation.remote.node import part_of
 from coterie.federation.shards import pack
 from coterie.ray_engine.group import Cargo, Group, cargo
@@ -43,9 +43,9 @@ class InGroups:
         return dict.fromkeys(self.here)
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
-        return [(i, self.answer(i, data)) for i, data in orders.items()]
+        return [(i, self.answer(i, bytes(order))) for i, order in orders.items()]
 
     def answer(self, i: Address, data: bytes) -> bytes | Trouble:
         reply, news, needed = self.here[i].handle(data[:11], as_array(data[11:]))

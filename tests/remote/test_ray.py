@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_conformance import assert_same, recorded
 from test_grouped import EVERY, assert_bits, config_of, on_ray
 from test_methods import Case, opened
@@ -18,6 +19,7 @@ from test_methods import Case, opened
 from coterie.experiment.build import Network, assemble
 from coterie.experiment.config import Config, EngineTable
 from coterie.experiment.loop import run_rounds
+from coterie.federation.remote.codec import message
 from coterie.ray_engine.launch import actors, cluster, launch, network
 
 pytestmark = [
@@ -54,6 +56,22 @@ def shared(cores: None) -> Iterator[Network]:
 
 def case_of(method: str, problem: str = "friends") -> Case:
     return next(case for case in EVERY if (case.method, case.problem) == (method, problem))
+
+
+def test_tensors_that_orders_share_are_put_into_store_once(cores: None) -> None:
+    import ray
+
+    from coterie.ray_engine.transport import _split
+
+    model, own = torch.randn(50_000), torch.randn(3)
+    orders = {k: message((k, model)) for k in range(3)} | {3: message((model, own)), 4: message((4, own))}
+    parts = _split(orders)
+    stored = [tail for _, tail in parts.values()]
+    assert stored[0] is stored[1] is stored[2]
+    assert stored[3] is not stored[0]
+    assert stored[4] is None
+    for k, (head, tail) in parts.items():
+        assert head + (b"" if tail is None else ray.get(tail).tobytes()) == bytes(orders[k])
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from coterie.errors import RunError
 from coterie.federation.remote import Address, Trouble
+from coterie.federation.remote import Message as Order
 from coterie.flower.envelope import KIND, opened, sealed
 
 EVERY = 0.1  # seconds between two looks; Flower's own send_and_receive waits 3
@@ -38,7 +39,7 @@ class FlowerTransport:
         return listed
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Order], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
         """Send, then collect replies to these orders and to earlier ones."""
         deadline = monotonic() + timeout
@@ -52,12 +53,12 @@ class FlowerTransport:
             sleep(EVERY)
         return answers
 
-    def _push(self, orders: Mapping[Address, bytes], answers: list[tuple[Address, bytes | Trouble]]) -> set[str]:
+    def _push(self, orders: Mapping[Address, Order], answers: list[tuple[Address, bytes | Trouble]]) -> set[str]:
         """Send; whoever Flower does not know any more is answered for at once."""
         now = monotonic()
         messages = {
             node: Message(RecordDict({KIND: sealed(data)}), dst_node_id=cast(int, node), message_type=f"query.{KIND}")
-            for node, data in orders.items()
+            for node, data in zip(orders, map(bytes, orders.values()), strict=True)
         }
         if not messages:
             return set()

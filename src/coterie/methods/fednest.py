@@ -19,6 +19,7 @@ from torch import Tensor
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.fednest_weights import fednest_weights
+from coterie.methods.hessian import Ask
 from coterie.methods.nested_phases import (
     Inverse,
     NestedState,
@@ -51,11 +52,12 @@ def fednest(
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
     cap: Probability = 1.0,
+    ask: Ask = "all",
 ) -> Method:
     """α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz. 2T + N + 3 rounds.
 
     τ of FedInn is local_steps, of FedOut outer_steps: one number, or one a client. cap is the largest client weight
-    of a weighting problem, whose rounds are 2T + N + 1 with the target at the server.
+    of a weighting problem, whose rounds are 2T + N + 1 with the target at the server; ask is whom it asks there.
     """
     walk, inverse = Walk(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 
@@ -64,7 +66,7 @@ def fednest(
 
     outer = _outer(Walk(outer_step, outer_steps, batch), inverse)
     nested = alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps)
-    weights = fednest_weights(walk, inverse, outer_step, inner_rounds, cap)
+    weights = fednest_weights(walk, inverse, outer_step, inner_rounds, cap, ask)
 
     def init(problem: Any, n: int) -> Any:
         return (nested if "nested" in problem.offers else weights).init(problem, n)

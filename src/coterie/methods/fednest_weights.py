@@ -5,7 +5,8 @@
              w ← Π(w + α (∇L_k(θ)ᵀp)_k)                         ∂F/∂w_k = −∇L_k(θ)ᵀp, a number a client
 
 ∇f has no part that clients could evaluate alone at other w, so FedOut's local walk reduces to one projected step.
-With a partial active set weight moves among the active clients only; the others keep theirs.
+With a partial active set weight moves among the active clients only; the others keep theirs. `ask = "weighted"` asks
+clients of weight 0 for their slope alone: to weighted means they add nothing.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from coterie.errors import UsageError
 from coterie.federation import Federation, Shard, Static, walks, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method
+from coterie.methods.hessian import Ask, asked
 from coterie.methods.nested_phases import Inverse, Walk, product_draws, solve
 from coterie.methods.nested_works import pace, step_size, within
 from coterie.methods.works import goal_gradient, gradient, own_gradient, own_product
@@ -30,7 +32,7 @@ class FedNestWeights(NamedTuple):
     w: Tensor
 
 
-def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int, cap: float) -> Method:
+def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int, cap: float, ask: Ask) -> Method:
     """2T + N + 1 rounds, and one exchange with the target (a round more if that is a client)."""
 
     def init(problem: Any, n: int) -> FedNestWeights:
@@ -43,19 +45,19 @@ def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int
         return FedNestWeights(problem.start, uniform(n, like=problem.start))
 
     def round(fed: Federation, s: FedNestWeights, draw: Draw) -> FedNestWeights:
-        theta = s.theta
+        theta, some = s.theta, asked(fed, s.w, ask)
         for t in range(inner_rounds):
-            theta = _weighted_fedinn(fed, theta, s.w, walk, inverse.batch, draw.phase("inner").step(t))
+            theta = _weighted_fedinn(some, theta, s.w, walk, inverse.batch, draw.phase("inner").step(t))
         if step == 0.0:
             return FedNestWeights(theta, s.w)
         return FedNestWeights(theta, _weights_step(fed, theta, s.w, draw.phase("outer")))
 
     def _weights_step(fed: Federation, theta: Tensor, w: Tensor, draw: Draw) -> Tensor:
         b = fed.ask_target(goal_gradient, theta, draw=draw.phase("goal"), batch=inverse.batch)
-        draws = product_draws(inverse, draw)
+        draws, some = product_draws(inverse, draw), asked(fed, w, ask)
 
         def product(v: Tensor) -> Tensor:  # Σ w_k ∇²L_k(θ) v
-            return fed.mean(own_hessian_product, (theta, v), weights=w, draw=next(draws), batch=inverse.batch)
+            return some.mean(own_hessian_product, (theta, v), weights=w, draw=next(draws), batch=inverse.batch)
 
         p = solve(product, b, inverse, draw)
         slopes, ids = fed.gather(slope, (theta, p), draw=draw.phase("slope"), batch=inverse.batch)

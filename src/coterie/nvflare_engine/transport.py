@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from coterie.errors import RunError
-from coterie.federation.remote import Address, Trouble
+from coterie.federation.remote import Address, Message, Trouble
 
 ASIDE = 60.0  # seconds for questions that nobody waits for: a site may have to start its compute process first
 LOST = "Lost"  # what a site says whose compute process has ended
@@ -42,12 +42,12 @@ class FlareTransport:
         return dict(self.clients)
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
         """Call all, wait for those who are needed; what others say is among the answers when it is there."""
         calls = [
-            (str(site), self.call(str(site), data, timeout if site in needed else max(timeout, ASIDE)))
-            for site, data in orders.items()
+            (str(site), self.call(str(site), bytes(order), timeout if site in needed else max(timeout, ASIDE)))
+            for site, order in orders.items()
         ]
         waiting = [(site, stream) for site, stream in calls if site in needed]
         aside = [*self._pending, *((site, stream) for site, stream in calls if site not in needed)]

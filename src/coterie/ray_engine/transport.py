@@ -6,12 +6,13 @@ from time import monotonic
 from typing import Any
 
 import ray
+from numpy import concatenate
 from ray.exceptions import RayActorError, RayError
 
 from coterie.errors import RunError
-from coterie.federation.remote import Address, Trouble
+from coterie.federation.remote import Address, Message, Trouble
 from coterie.ray_engine.group import LARGE, Cargo, Group
-from coterie.ray_engine.memory import Kept, as_array
+from coterie.ray_engine.memory import Kept
 
 
 class RayTransport:
@@ -49,7 +50,7 @@ class RayTransport:
         return dict.fromkeys(self.actors)
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
         """Call, wait, collect; the call of a lost actor begins when it is there again and refilled."""
         deadline = monotonic() + timeout
@@ -123,23 +124,19 @@ class RayTransport:
         return None
 
 
-def _split(orders: Mapping[Address, bytes]) -> dict[Address, tuple[bytes, Any]]:
-    """Each order as its structure and its tensors; tensors that are the same in several orders become one object.
+def _split(orders: Mapping[Address, Message]) -> dict[Address, tuple[bytes, Any]]:
+    """Each order as its structure and its tensors; tensors that several orders share become one object in store.
     Small orders stay whole.
     """
     parts: dict[Address, tuple[bytes, Any]] = {}
-    seen: list[tuple[bytes, Any]] = []
-    for group, data in orders.items():
-        end = 8 + int.from_bytes(data[4:8], "little")
-        size = len(data) - end
-        if size < LARGE:
-            parts[group] = data, None
+    stored: dict[Any, Any] = {}
+    for group, order in orders.items():
+        if len(order) - len(order.head) < LARGE:
+            parts[group] = bytes(order), None
             continue
-        found = next((ref for tail, ref in seen if len(tail) == size and data.endswith(tail)), None)
-        if found is None:
-            found = ray.put(as_array(data)[end:])
-            seen.append((data[end:], found))
-        parts[group] = data[:end], found
+        if order.place not in stored:
+            stored[order.place] = ray.put(order.tensors[0] if len(order.tensors) == 1 else concatenate(order.tensors))
+        parts[group] = order.head, stored[order.place]
     return parts
 
 

@@ -1,6 +1,6 @@
 """Clients at nodes: codec, node and engine without any particular network."""
 
-from coterie.federation.remote.codec import CodecError, Limits, Names
+from coterie.federation.remote.codec import CodecError, Limits, Message, Names
 from coterie.federation.remote.engine import Address, Policy, RemoteEngine, Transport
 from coterie.federation.remote.inprocess import InProcess
 from coterie.federation.remote.messages import Trouble
@@ -11,6 +11,7 @@ __all__ = [
     "CodecError",
     "InProcess",
     "Limits",
+    "Message",
     "Names",
     "Node",
     "Policy",

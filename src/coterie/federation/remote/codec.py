@@ -12,7 +12,6 @@ begins with its kind: ["t", …] a tuple, ["l", …] a list, ["d", {…}] a dict
 import json
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib import import_module
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.federation.tree import Tree
@@ -100,15 +100,48 @@ class Names:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message before it is one run of bytes, which `bytes(message)` makes of it: structure and tensors apart."""
+
+    head: bytes
+    tensors: tuple[NDArray[np.uint8], ...]
+
+    def __len__(self) -> int:
+        return len(self.head) + sum(t.nbytes for t in self.tensors)
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+    @property
+    def parts(self) -> list[Any]:
+        """Its bytes in order, where they are."""
+        return [self.head, *(t.data for t in self.tensors)]
+
+    @property
+    def place(self) -> tuple[tuple[int, int], ...]:
+        """Where its tensors are in memory; messages that agree in this, while all of them are there, share them."""
+        return tuple((t.__array_interface__["data"][0], t.nbytes) for t in self.tensors)
+
+
+def message(tree: Tree) -> Message:
+    """A tree of tensors and plain data as a message. The tensors are not copied; they must not change meanwhile."""
+    table: list[list[Any]] = []
+    tensors: list[NDArray[np.uint8]] = []
+    plain = _plain(tree, table, tensors)
+    text = json.dumps({"tree": plain, "tensors": table}, separators=(",", ":"), allow_nan=False).encode()
+    return Message(MAGIC + len(text).to_bytes(4, "little") + text, tuple(tensors))
+
+
 def encode(tree: Tree) -> bytes:
-    """A tree of tensors and plain data as one message."""
-    return b"".join(_parts(tree))
+    """A tree of tensors and plain data as the bytes of a message."""
+    return bytes(message(tree))
 
 
 def digest(tree: Tree) -> int:
     """A positive number of 63 bits that depends on every bit of a tree."""
     state = blake2b(digest_size=8)
-    for part in _parts(tree):
+    for part in message(tree).parts:
         state.update(part)
     return (int.from_bytes(state.digest(), "little") >> 1) or 1
 
@@ -118,18 +151,8 @@ def decode(data: bytes, names: Names, limits: Limits = Limits()) -> Tree:  # noq
     return _Reader(data, names, limits).tree()
 
 
-def _parts(tree: Tree) -> Iterator[Any]:
-    table: list[list[Any]] = []
-    buffers: list[Any] = []
-    plain = _plain(tree, table, buffers)
-    text = json.dumps({"tree": plain, "tensors": table}, separators=(",", ":"), allow_nan=False).encode()
-    yield MAGIC + len(text).to_bytes(4, "little")
-    yield text
-    yield from buffers
-
-
-def _plain(value: Any, table: list[list[Any]], buffers: list[Any]) -> Any:
-    """The structure of a value; its tensors go to the table and the buffers, in order."""
+def _plain(value: Any, table: list[list[Any]], tensors: list[NDArray[np.uint8]]) -> Any:
+    """The structure of a value; its tensors go to the table and the list, in order."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -140,25 +163,25 @@ def _plain(value: Any, table: list[list[Any]], buffers: list[Any]) -> Any:
         number = float(value)
         return number if math.isfinite(number) else ["f", str(number)]
     if isinstance(value, Tensor | Each):
-        _add(value if isinstance(value, Tensor) else value.rows, table, buffers)
+        _add(value if isinstance(value, Tensor) else value.rows, table, tensors)
         return ["T" if isinstance(value, Tensor) else "E"]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         kind = type(value)
-        return ["n", f"{kind.__module__}:{kind.__qualname__}", *(_plain(v, table, buffers) for v in value)]
+        return ["n", f"{kind.__module__}:{kind.__qualname__}", *(_plain(v, table, tensors) for v in value)]
     if isinstance(value, tuple | list):
-        return ["t" if isinstance(value, tuple) else "l", *(_plain(v, table, buffers) for v in value)]
+        return ["t" if isinstance(value, tuple) else "l", *(_plain(v, table, tensors) for v in value)]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return ["d", {key: _plain(v, table, buffers) for key, v in value.items()}]
+        return ["d", {key: _plain(v, table, tensors) for key, v in value.items()}]
     raise CodecError(f"a {type(value).__name__} cannot be sent: only tensors, plain data, tuples, lists, dicts by word")
 
 
-def _add(tensor: Tensor, table: list[list[Any]], buffers: list[Any]) -> None:
+def _add(tensor: Tensor, table: list[list[Any]], tensors: list[NDArray[np.uint8]]) -> None:
     if tensor.dtype not in WORDS:
         raise CodecError(f"a tensor of {tensor.dtype} cannot be sent; known are {', '.join(DTYPES)}")
     entry: list[Any] = [WORDS[tensor.dtype], list(tensor.shape)]
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if data.any():
-        buffers.append(data.data)
+        tensors.append(data)
     else:
         entry.append(0)
     table.append(entry)

@@ -22,7 +22,7 @@ from torch import Tensor
 from coterie.errors import NoClients, RunError, UsageError
 from coterie.federation.api import Book, Call, Failure, Place, Replies
 from coterie.federation.local import LocalEngine
-from coterie.federation.remote.codec import CodecError, Limits, Names, decode, digest, encode
+from coterie.federation.remote.codec import CodecError, Limits, Message, Names, decode, digest, message
 from coterie.federation.remote.messages import PROTOCOL, Card, Done, Order, Past, Reply, Step, Trouble
 from coterie.federation.shards import Shard, Stack
 from coterie.federation.tree import Tree, joined, mapped, row, rows, stack, tree_flatten, tree_map
@@ -45,9 +45,9 @@ class Transport(Protocol):
         """Who is connected now; with the client's id where the transport knows it for certain (authentication)."""
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
-        """Send, wait, collect."""
+        """Send `bytes(order)` of each, wait, collect."""
 
 
 class Policy(NamedTuple):
@@ -341,8 +341,8 @@ class RemoteEngine:
 
     def _once(self, orders: Mapping[Address, Order], timeout: float) -> dict[Address, Any]:
         """One exchange; on the side, whoever is new or was silent is asked who it is, without waiting for it."""
-        sent = {node: encode(order) for node, order in orders.items()}
-        asides = {node: encode(self._order("whoami")) for node in self._unknown() if node not in sent}
+        sent = {node: message(order) for node, order in orders.items()}
+        asides = {node: message(self._order("whoami")) for node in self._unknown() if node not in sent}
         answers = self.transport.exchange(sent | asides, tuple(sent), timeout)
         down = sum(map(len, sent.values())) + sum(map(len, asides.values()))
         up = sum(len(data) for _, data in answers if isinstance(data, bytes))

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+from coterie.federation.remote.codec import Message
 from coterie.federation.remote.engine import Address
 from coterie.federation.remote.messages import Trouble
 from coterie.federation.remote.node import Node
@@ -18,8 +19,8 @@ class InProcess:
         return dict.fromkeys(self.here)
 
     def exchange(
-        self, orders: Mapping[Address, bytes], needed: Collection[Address], timeout: float
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
         """Node after node."""
         gone = Trouble("lost", "the node is gone")
-        return [(node, self.here[node].handle(data) if node in self.here else gone) for node, data in orders.items()]
+        return [(n, self.here[n].handle(bytes(order)) if n in self.here else gone) for n, order in orders.items()]
