@@ -13,6 +13,7 @@ from coterie.experiment.config import FederationTable
 from coterie.methods import Method
 from coterie.numerics import Draw
 from coterie.problems import Weighting, weighting
+from coterie.problems.flat import Flat
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
 
@@ -35,11 +36,21 @@ def problem_of(model: str, shards: Shards, width: int | None = None) -> tuple[We
 
 
 def ours(problem: Any, method: Method, *, what: Callable[[Any], Tensor] | None = None, **table: Any) -> Side:
-    """One round from the start, as a run makes it: mode and chunk are chosen by the same measurement."""
+    """One round from the start, as a run makes it: mode and chunk are chosen by the same measurement.
+
+    What a problem keeps of fixed modules' values is forgotten before: in a run no round is made twice.
+    """
     fed, _ = federate(problem, FederationTable(**table))
     state = method.init(problem, fed.n)
     read = what or (lambda s: method.view(s).model)
-    return lambda: read(method.round(fed.begin(1, ROUND), state, ROUND))
+    variable = getattr(problem.task, "x", None)
+
+    def once() -> Tensor:
+        if isinstance(variable, Flat):
+            variable.forget()
+        return read(method.round(fed.begin(1, ROUND), state, ROUND))
+
+    return once
 
 
 def active(problem: Any, **table: Any) -> list[int]:

@@ -20,7 +20,7 @@ from coterie.methods.meritfed import meritfed
 from coterie.methods.primal_dual import gradient_and_product
 from coterie.numerics import Draw
 from coterie.problems.dealt import dense
-from coterie.problems.hyper_representation import Ridge, validation
+from coterie.problems.hyper_representation import HeadLoss
 from coterie.problems.nested import Nested
 
 WITHIN = 1 / 1.3  # a limit may be so much faster
@@ -90,7 +90,7 @@ def w2(quick: bool) -> Workload:
     train, valid = (images(clients, rows, (1, pixels, pixels), seed) for seed in (0, 1))
     net = dense([width, 10], (1, pixels, pixels), 0)
     backbone, head = net[:-1], nn.Sequential(net[-1])
-    problem = Nested(Ridge(knobs.ridge), validation).on(train, valid, x=backbone, y=head)
+    problem = Nested(HeadLoss(knobs.ridge), HeadLoss()).on(train, valid, x=backbone, y=head)
     method = fednest(
         step=knobs.step,
         outer_step=knobs.outer_step,

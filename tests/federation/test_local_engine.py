@@ -276,6 +276,27 @@ def test_clients_that_lie_side_by_side_are_seen_without_a_copy(shards):
     assert pack(shards((3, 4), IMAGE)).views(torch.tensor([0, 1])) == ()
 
 
+def test_what_is_shared_is_copied_once_a_point(shards, monkeypatch):
+    fed = federation(shards((3,) * 4, IMAGE), network("logistic"), chunk=2)
+    engine, theta = fed.engine, start(fed)
+    copies = engine._copies.of(theta, 2)
+    assert torch.equal(copies, torch.stack([theta, theta]))
+    before = fed.mean(gradient, theta, draw=DRAW, batch="all")
+    assert engine._copies.of(theta, 2) is copies  # also over chunks
+    assert engine._copies.of(theta, 3) is not copies
+    assert engine._copies.of(theta.clone(), 2) is not copies
+    theta += 1.0  # in place: another point
+    assert torch.equal(engine._copies.of(theta, 2)[1], theta)
+    assert not torch.equal(fed.mean(gradient, theta, draw=DRAW, batch="all"), before)
+    copies = engine._copies.of(theta, 2)
+    copies.zero_()  # by a work that does what it must not
+    assert torch.equal(engine._copies.of(theta, 2)[1], theta)
+    monkeypatch.setattr(local, "LARGE", copies.nbytes)
+    engine._copies.of(theta.clone(), 2)
+    assert engine._copies.of(theta, 2) is not engine._copies.of(theta.clone(), 2)
+    assert len(engine._copies._kept) == 1
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_large_rows_are_summed_in_turn_whatever_the_chunks(monkeypatch, weighted):
     monkeypatch.setattr(reduce, "LARGE", 3)

@@ -66,3 +66,25 @@ def test_the_least_recently_used_are_forgotten():
     assert plain.calls == 3
     kept(two, x)
     assert plain.calls == 4
+
+
+def test_what_was_written_to_since_is_not_taken_for_what_it_was():
+    kept = Kept(Counted())
+    a, x = torch.tensor(2.0), torch.arange(3.0)
+    first = kept(a, x)
+    x += 1.0  # the operand that it knows, in place
+    assert torch.equal(kept(a, x), torch.tensor([2.0, 4.0, 6.0]))
+    first = kept(a, x)
+    first += 100.0  # the value that it keeps
+    assert torch.equal(kept(a, x), torch.tensor([2.0, 4.0, 6.0]))
+
+
+def test_it_forgets_when_told_to():
+    plain = Counted()
+    kept = Kept(plain)
+    a, x = torch.arange(4.0), torch.arange(12.0).view(4, 3)
+    for _ in range(2):
+        kept(a[1], x)
+        vmap(kept)(a, x)
+        kept.forget()
+    assert plain.calls == 4

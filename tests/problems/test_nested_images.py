@@ -5,21 +5,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad
 
 from coterie.errors import UsageError
 from coterie.experiment.build import assemble, federate
 from coterie.experiment.config import FederationTable, resolve
 from coterie.experiment.loop import run_rounds
+from coterie.federation import Batch
 from coterie.methods.nested_phases import Inverse, NestedState, global_hypergradient
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.data.sets import complete, known
 from coterie.problems.dealt import accuracies
-from coterie.problems.hyper_representation import hyper_representation
+from coterie.problems.hyper_representation import HeadLoss, hyper_representation
 from coterie.problems.loss_tuning import loss_tuning
 from coterie.problems.meta_learning import meta_learning
+from coterie.problems.nested import Nested
 from coterie.problems.view import View
 
 WIDE = Context(0, torch.float64)
@@ -58,6 +60,29 @@ def test_backbone_outside_and_head_inside() -> None:
     torch.testing.assert_close(problem.task.f(x, y, batch), loss)
     torch.testing.assert_close(problem.task.g(x, y, batch), loss + 0.25 * y @ y)
     assert {"test_accuracy", "balanced_accuracy", "test_loss"} <= set(problem.measure(View(x, inner=y)))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_head_s_derivatives_are_those_of_the_losses(padded: bool) -> None:
+    problem = hyper_representation(WIDE, clients=10, hidden=12, ridge=0.5)
+    task, x, y = problem.task, problem.start, problem.inner_start
+    rows = problem.train.client(0).all()
+    batch = Batch(rows.columns, torch.arange(len(rows.inputs)).lt(5).to(x)) if padded else rows
+    v = Draw.of(1).normal(len(y), dtype=x.dtype)
+    by_hand = (task.inner_gradient(x, y, batch), task.outer_gradient(x, y, batch), task.inner_hvp(x, y, v, batch))
+    slope = grad(task.g, argnums=1)
+    by_autograd = (slope(x, y, batch), grad(task.f, argnums=1)(x, y, batch))
+    product = grad(lambda y_: slope(x, y_, batch) @ v)(y)
+    torch.testing.assert_close(by_hand, (*by_autograd, product), rtol=1e-12, atol=1e-12)
+
+
+def test_another_head_is_differentiated_as_ever() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    head = nn.Sequential(nn.Linear(3, 3, bias=False))
+    rows = [(Draw.of(k).normal(6, 4), Draw.of(k).integers(3, 6)) for k in range(2)]
+    task = Nested(HeadLoss(0.1), HeadLoss()).on(rows, x=net, y=head).task
+    x, y, batch = task.x.start, task.y.start, Batch(rows[0])
+    torch.testing.assert_close(task.inner_gradient(x, y, batch), grad(task.g, argnums=1)(x, y, batch))
 
 
 @pytest.mark.data

@@ -10,7 +10,7 @@ are the exception: on several threads their last bits do depend on the chunk.)
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
 from typing import Literal
 
@@ -40,6 +40,7 @@ class LocalEngine:
     target: Shard | None
     mode: Mode = "vmap"
     chunk: int | None = None
+    _copies: "_Copies" = field(default_factory=lambda: _Copies(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
@@ -111,7 +112,7 @@ class LocalEngine:
         out = vmap(at_one)(
             some,
             [(s.offsets[some], s.counts[some], s.views(some)) for s in (self.train, self.valid) if s is not None],
-            [v.of(some) if isinstance(v, Each) else v.repeat(len(some), *[1] * v.dim()) for v in sent],
+            [v.of(some) if isinstance(v, Each) else self._copies.of(v, len(some)) for v in sent],
             [] if private is None else rows(private, some),
         )
         return rows(out, slice(1)) if lone else out
@@ -134,6 +135,26 @@ class LocalEngine:
             if i == len(ids) or len(results) == size or len(results) * size_of(results[0]).bytes >= LARGE:
                 yield ids[i - len(results) : i], stack(results)
                 results = []
+
+
+class _Copies:
+    """Shared values, one copy a client. A method asks several questions at one point, and clients come in chunks, so
+    the last copies are kept."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Tensor, int, Tensor, int]] = []  # value, its version, copies, their version
+
+    def of(self, value: Tensor, count: int) -> Tensor:
+        """[count, …], each row the value."""
+        for kept in self._kept:
+            source, version, copies, theirs = kept
+            if source is value and len(copies) == count and (value._version, copies._version) == (version, theirs):
+                return copies
+        copies = value.repeat(count, *[1] * value.dim())
+        self._kept.append((value, value._version, copies, copies._version))
+        while sum(kept[2].nbytes for kept in self._kept) > LARGE:
+            self._kept.pop(0)
+        return copies
 
 
 _Place = tuple[Tensor, Tensor, tuple[Tensor, ...]]

@@ -2,12 +2,12 @@
 
 A client that is asked several times at one point (products of a series with one Hessian) would do the same forward
 pass each time. A kept function is opaque to the surrounding vmap, sees all clients' tensors at once, and compares them
-with those of earlier calls; comparing is far cheaper than a pass through a network. Values have the same bits either
-way.
+with those of earlier calls, by where they are or by what they are: far cheaper than a pass through a network. Values
+have the same bits either way.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Kept:
 
     def __init__(self, plain: Callable[..., Tensor], budget: int = BUDGET) -> None:
         self.plain, self.budget = plain, budget
-        self._known: list[tuple[tuple[Tensor, ...], Tensor]] = []  # the last used at the end
+        self._known: list[tuple[tuple[_Seen, ...], _Seen]] = []  # the last used at the end
         self._vectorised: dict[Dims, Kept] = {}
 
     def __call__(self, *operands: Tensor) -> Tensor:
@@ -37,22 +37,54 @@ class Kept:
 
     def run(self, *operands: Tensor) -> Tensor:
         """The value, from memory if it is there."""
-        for i, (known, value) in enumerate(self._known):
-            # the last operand first: the rows differ more often than the point
-            if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known[::-1], operands[::-1], strict=True)):
-                self._known.append(self._known.pop(i))
-                return value
-        value = self.plain(*operands)
-        self._known.append((operands, value))
-        while self._known and sum(t.nbytes for kept, out in self._known for t in (*kept, out)) > self.budget:
+        value = self._remembered(operands)
+        value = self.plain(*operands) if value is None else value
+        self._known.append((tuple(map(_Seen.of, operands)), _Seen.of(value)))
+        while self._known and sum(seen.tensor.nbytes for ins, out in self._known for seen in (*ins, out)) > self.budget:
             self._known.pop(0)
         return value
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._known.clear()
+        self._vectorised.clear()
+
+    def _remembered(self, operands: tuple[Tensor, ...]) -> Tensor | None:
+        """The value of equal operands, taken out of memory."""
+        for i, (known, value) in enumerate(self._known):
+            # the last operand first: the rows differ more often than the point
+            if all(a.equals(b) for a, b in zip(known[::-1], operands[::-1], strict=True)):
+                del self._known[i]
+                return value.tensor if value.unchanged else None
+        return None
+
+
+class _Seen(NamedTuple):
+    """An operand or the value of an earlier call, and how often it had been written to then."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "_Seen":
+        return cls(tensor, tensor._version)
+
+    @property
+    def unchanged(self) -> bool:
+        return self.tensor._version == self.version
+
+    def equals(self, other: Tensor) -> bool:
+        """Whether the other has the same numbers; where it is the same memory, nothing is read."""
+        mine = self.tensor
+        if mine.shape != other.shape or not self.unchanged:
+            return False
+        return (mine.data_ptr() == other.data_ptr() and mine.stride() == other.stride()) or torch.equal(mine, other)
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(kept: Kept, *operands: Tensor) -> Tensor:
-        return kept.run(*(t.detach() for t in operands)).clone()
+        return kept.run(*(t.detach() for t in operands)).detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

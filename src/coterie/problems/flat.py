@@ -65,6 +65,11 @@ class Flat:
         own = self._model is not None and self._model.mixes_rows
         return own or any(part.mixes_rows for part in (self._parts or {}).values())
 
+    @property
+    def linear(self) -> bool:
+        """Whether it is one linear map with offset."""
+        return self._model is not None and self._model.linear
+
     def __call__(self, theta: Tensor) -> Any:
         """The variable at θ, made of views."""
         if self._model is not None:
@@ -81,6 +86,13 @@ class Flat:
             return self(theta)
         split = zip(self._parts.items(), self._split(theta), strict=True)
         return {key: part.fixed(t, inputs) for (key, part), t in split}
+
+    def forget(self) -> None:
+        """Keep nothing of earlier calls."""
+        for part in (self._parts or {}).values():
+            part.forget()
+        if self._kept is not None:
+            self._kept.forget()
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """The tensors by name, as they are saved."""

@@ -10,25 +10,35 @@ from torch import Tensor, nn
 from coterie.federation import Batch
 from coterie.problems.dealt import Data, Partition, accuracies, deal, dense, draws, source
 from coterie.problems.flat import Bound
+from coterie.problems.linear import softmax_gradient, softmax_product
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.parameters import Context, Count, NonNegative
 from coterie.problems.view import View
 
 
-class Ridge:
-    """g: cross-entropy of head ∘ backbone, plus ½ ridge ‖y‖²."""
+class HeadLoss:
+    """Cross-entropy of head ∘ backbone, plus ½ ridge ‖y‖². Derivatives by a linear head are written down."""
 
-    def __init__(self, ridge: float) -> None:
+    def __init__(self, ridge: float = 0.0) -> None:
         self.ridge = ridge
 
     def __call__(self, x: Bound, y: Bound, batch: Batch) -> Tensor:
         """The mean over a batch."""
-        return validation(x, y, batch) + 0.5 * self.ridge * y.flat.square().sum()
+        loss = batch_mean(F.cross_entropy(y(x(batch.inputs)), batch.labels, reduction="none"), batch)
+        return loss + 0.5 * self.ridge * y.flat.square().sum() if self.ridge else loss
+
+    def y_gradient(self, x: Bound, y: Bound, batch: Batch) -> Tensor:
+        """By the parameters of the head."""
+        return softmax_gradient(y.flat, _seen(x, batch)) + self.ridge * y.flat
+
+    def y_product(self, x: Bound, y: Bound, v: Tensor, batch: Batch) -> Tensor:
+        """The second derivative by them, times v."""
+        return softmax_product(y.flat, v, _seen(x, batch)) + self.ridge * v
 
 
-def validation(x: Bound, y: Bound, batch: Batch) -> Tensor:
-    """f: cross-entropy of head ∘ backbone."""
-    return batch_mean(F.cross_entropy(y(x(batch.inputs)), batch.labels, reduction="none"), batch)
+def _seen(x: Bound, batch: Batch) -> Batch:
+    """The batch as the head sees it."""
+    return Batch((x(batch.inputs), batch.labels), batch.weight)
 
 
 def hyper_representation(
@@ -63,7 +73,7 @@ def hyper_representation(
                 "validation_accuracy": float((seen.argmax(1) == judged[1]).cpu().double().mean()),
             }
 
-    problem = Nested(Ridge(ridge), validation).on(
+    problem = Nested(HeadLoss(ridge), HeadLoss()).on(
         dealt.train,
         dealt.valid,
         x=backbone,

@@ -39,8 +39,8 @@ class NestedTask:
     kind: Kind
     x: Flat
     y: Flat
-    inner: Loss
-    outer: Loss
+    inner: Any
+    outer: Any
     mixes_rows: bool = False
 
     @property
@@ -59,10 +59,12 @@ class NestedTask:
 
     def inner_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y g."""
-        return grad(lambda y_: self.inner(self.x.fixed(x, batch.inputs), self.y(y_), batch))(y)
+        return self._y_gradient(self.inner, x, y, batch)
 
     def inner_hvp(self, x: Tensor, y: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²_yy g v, reverse over reverse: here 1.4 to 3 times as fast as forward over reverse."""
+        if self._knows(self.inner):
+            return self.inner.y_product(self.x.fixed(x, batch.inputs), self.y(y), v, batch)
         return vjp(lambda y_: self.inner_gradient(x, y_, batch), y)[1](v)[0]
 
     def cross(self, x: Tensor, y: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -75,7 +77,17 @@ class NestedTask:
 
     def outer_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y f."""
-        return grad(lambda y_: self.outer(self.x.fixed(x, batch.inputs), self.y(y_), batch))(y)
+        return self._y_gradient(self.outer, x, y, batch)
+
+    def _y_gradient(self, loss: Any, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        at = self.x.fixed(x, batch.inputs)
+        if self._knows(loss):
+            return loss.y_gradient(at, self.y(y), batch)
+        return grad(lambda y_: loss(at, self.y(y_), batch))(y)
+
+    def _knows(self, loss: Any) -> bool:
+        """Whether a loss has its derivatives by y written down (`y_gradient`, `y_product`): for one linear map."""
+        return self.y.linear and hasattr(loss, "y_product")
 
     def gradient(self, x: Tensor, batch: Batch) -> Tensor:
         """∇f(x) of a single-level problem; elsewhere a typical piece of work, which engines time."""

@@ -103,7 +103,7 @@ def _noisy(common: dict[str, Any], seeds: tuple[int, ...], actives: tuple[float,
         {"run.problem": "noisy-clients", "run.record": 50, "run.checkpoint": 200, **common},
         seeds,
         corner="method",
-        printed={} if digits else printed,
+        printed=printed if common["problem.data"] == "mnist" else {},
     )
 
 
@@ -145,6 +145,12 @@ STUDIES = (
                 (0, 1, 2),
                 (1.0, 0.9, 0.5),
                 "MNIST, LeNet-5, 2,000 iterations, batch 64; accuracy where the validation loss was lowest.",
+            ),
+            "fashion-mnist": _noisy(
+                {**MNIST, "problem.data": "fashion-mnist", "run.rounds": 6000},
+                (0,),
+                (1.0, 0.5),
+                "Fashion-MNIST, LeNet-5, 6,000 iterations, batch 64; accuracy where the validation loss was lowest.",
             ),
         },
     ),
