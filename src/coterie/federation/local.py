@@ -24,6 +24,7 @@ from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
 from coterie.federation.work import Each, Memory, held
+from coterie.numerics.draws import Draw
 
 Mode = Literal["vmap", "sequential"]
 LONG = 1.0  # seconds
@@ -98,19 +99,13 @@ class LocalEngine:
         sent, fill = _split(call.shared)
         private = None if call.memory is None else held(call.memory)
 
-        def at_one(client: Tensor, places: list[_Place], mine: list[Tensor], private_row: Tree) -> Tree:
+        def at_one(key: Tensor, places: list[_Place], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
             shard = Shard(self.task, _rows(self.train, places[:1]), _rows(self.valid, places[1:]))
-            return call.work(
-                shard,
-                fill(mine),
-                None if private is None else private_row,
-                call.static,
-                call.draw.client(client),
-            )
+            return call.work(shard, fill(mine), None if private is None else private_row, call.static, Draw(key))
 
         out = vmap(at_one)(
-            some,
+            call.draw.client(some).key,
             [(s.offsets[some], s.counts[some], s.views(some)) for s in (self.train, self.valid) if s is not None],
             [v.of(some) if isinstance(v, Each) else self._copies.of(v, len(some)) for v in sent],
             [] if private is None else rows(private, some),
@@ -121,6 +116,7 @@ class LocalEngine:
         sent, fill = _split(call.shared)
         private = None if call.memory is None else held(call.memory)
         results: list[Tree] = []
+        keys = call.draw.client(ids).key
         for i, client in enumerate(ids.tolist(), 1):
             shard = Shard(
                 self.task,
@@ -129,8 +125,7 @@ class LocalEngine:
             )
             number = ids.new_tensor(client)
             mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])
-            draw = call.draw.client(number)
-            results.append(call.work(shard, mine, row(private, client), call.static, draw))
+            results.append(call.work(shard, mine, row(private, client), call.static, Draw(keys[i - 1])))
             # large results are handed on at once: a sum over clients need not hold them all
             if i == len(ids) or len(results) == size or len(results) * size_of(results[0]).bytes >= LARGE:
                 yield ids[i - len(results) : i], stack(results)

@@ -121,7 +121,7 @@ def goal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: 
     else:
         batch = judging_batch(rows, static, draw)
         g, times = task.gradient(x, batch), lambda v: task.hvp(x, v, batch)
-    HQ = vmap(times, chunk_size=COLUMNS)(Q) if len(Q) else Q
+    HQ = vmap(times, chunk_size=COLUMNS if len(Q) > COLUMNS else None)(Q) if len(Q) else Q
     return g, HQ @ Q.T
 
 
