@@ -56,9 +56,9 @@ ROWS: dict[str, dict[str, Any]] = {  # a row of Table 1: method and what is spec
     "zerofl": {},
     "feddst": {},
     "flash": {},
-    "feddf": {},
-    "ds-fl": {},
-    "fed-et": {},
+    "feddf": {"method.distil_steps": 10},
+    "ds-fl": {"method.distil_steps": 10},
+    "fed-et": {"method.distil_steps": 10},
     "homogeneous, smallest": {"method.size": "smallest"},
     "homogeneous, largest": {"method.size": "largest"},
 }
@@ -154,6 +154,14 @@ STUDIES = (
                 tuple(ROWS),
                 "Fashion-MNIST, small-cnn-norm of width 16, 100 clients, 10 a round, 200 rounds; the paper: CIFAR-10, "
                 "ResNet-18.",
+            ),
+            "resnet18": _submodels(
+                {"problem.data": "cifar10", "problem.model": "resnet18", "problem.width": 16, **LARGE}
+                | {"method.local_steps": 5},
+                30,
+                (0,),
+                ("fedsep-submodel", "fedrolex", "heterofl", "federated-dropout", "homogeneous, smallest"),
+                "CIFAR-10, ResNet-18 of width 16, 100 clients, 10 a round, 30 rounds of 5 steps: a short run.",
             ),
             "paper": _submodels(
                 {"problem.data": "cifar10", "problem.model": "resnet18", "problem.width": 64, **LARGE},
