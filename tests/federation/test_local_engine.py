@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.federation import Call, Federation, LocalEngine, Static, faster_mode, local, pack, reduce, work
+from coterie.federation import Call, Federation, LocalEngine, Static, faster_mode, local, pack, passes, reduce, work
 from coterie.federation.reduce import BlockedSum
 from coterie.methods.works import gradient, sgd_walk
 from coterie.numerics import Draw
@@ -42,6 +42,11 @@ def federation(shards: Sequence[Any], net: nn.Module, dtype: torch.dtype = torch
     task = replace(Supervised.of(model, "cross_entropy", l2=0.01, classes=3), block=options.pop("block", 4096))
     train = pack(shards).to(dtype=dtype, device="cpu")
     return Federation.on(LocalEngine(task, train, options.pop("valid", None), None, **options))
+
+
+@work
+def gradient_again(shard, shared, private, static, draw):
+    return shard.task.full_gradient(shared, shard.train)
 
 
 def start(fed: Federation) -> Tensor:
@@ -245,6 +250,20 @@ def test_a_work_may_ask_for_a_mode(shards, monkeypatch):
     expected = alone.gather(gradient, theta, draw=DRAW, batch="all").rows
     monkeypatch.setattr(gradient, "__coterie_mode__", "sequential", raising=False)
     assert torch.equal(fed.gather(gradient, theta, draw=DRAW, batch="all").rows, expected)
+
+
+def test_a_pass_over_many_rows_goes_client_by_client(shards, monkeypatch):
+    fed = federation(shards((4, 4), IMAGE), network("logistic"), mode="vmap")
+    once = passes(gradient_again)
+    few = fed.mean(once, start(fed), draw=DRAW)
+    monkeypatch.setattr(local, "MANY", 4 * (36 * 4 + 8))  # just what a client's rows take
+    monkeypatch.setattr(LocalEngine, "_at_once", None)
+    torch.testing.assert_close(fed.mean(once, start(fed), draw=DRAW), few)
+    with pytest.raises(TypeError):
+        fed.mean(gradient, start(fed), draw=DRAW, batch="all")
+    monkeypatch.setattr(local, "MANY", 4 * (36 * 4 + 8) + 1)
+    with pytest.raises(TypeError):
+        fed.mean(once, start(fed), draw=DRAW)
 
 
 def test_the_faster_mode_is_one_of_the_two(shards):

@@ -14,7 +14,7 @@ from coterie.federation.attacks import Attack, Attacked
 from coterie.federation.ledger import Ledger
 from coterie.federation.local import LocalEngine, faster_mode
 from coterie.federation.shards import Batch, Rows, Shard, Stack, pack
-from coterie.federation.work import Each, Memory, Static, Work, walks, work
+from coterie.federation.work import Each, Memory, Static, Work, passes, walks, work
 
 __all__ = [
     "Attack",
@@ -39,6 +39,7 @@ __all__ = [
     "Work",
     "faster_mode",
     "pack",
+    "passes",
     "walks",
     "work",
 ]

@@ -29,6 +29,7 @@ from coterie.numerics.draws import Draw
 Mode = Literal["vmap", "sequential"]
 LONG = 1.0  # seconds
 LARGE = 1 << 25  # bytes
+MANY = 1 << 22  # bytes of one client's rows
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,16 @@ class LocalEngine:
         ragged = any(part is not None and part.ragged for part in (self.train, self.valid))
         if ragged and getattr(self.task, "mixes_rows", False):
             return "sequential"
+        if getattr(call.work, "__coterie_passes__", False) and self._many_rows:
+            return "sequential"
         return getattr(call.work, "__coterie_mode__", self.mode)
+
+    @property
+    def _many_rows(self) -> bool:
+        """Whether operations on all rows of one client take so long that starting them one by one is nothing; then
+        native kernels, one client's numbers in the cache, are quicker than all clients at once."""
+        row_bytes = sum(c[:1].nbytes for c in self.train.columns)
+        return self.sizes.device.type == "cpu" and self.train.capacity * row_bytes >= MANY
 
     def _vectorised(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
         for start in range(0, len(ids), size):

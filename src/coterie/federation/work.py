@@ -33,6 +33,12 @@ def walks(function: Work) -> Work:
     return function
 
 
+def passes(function: Work) -> Work:
+    """Mark a work that goes over all of a client's rows once: many rows at a time need no other clients beside them."""
+    function.__coterie_passes__ = True  # type: ignore[attr-defined]
+    return function
+
+
 def name_of(function: Work) -> str:
     """module:function, the name by which a work is asked for and billed."""
     if not getattr(function, "__coterie_work__", False):

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, walks, work
+from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, passes, walks, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.works import own_rows
@@ -99,6 +99,7 @@ def solve(
 
 
 @work
+@passes
 def begin_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """Anchor at the start; says 1 when done."""
     x, _ = shared
@@ -122,6 +123,7 @@ def walk_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw: 
 
 
 @work
+@passes
 def begin_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """Anchor at the start, with θ and ∇L_0(θ) kept for the walks; says 1 when done."""
     h, (theta, goal) = shared
