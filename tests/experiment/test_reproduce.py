@@ -66,7 +66,11 @@ LINES = [
     for t, a, v in ((0, 0.1, 0.2), (5, 0.6, 0.9), (10, 0.7, 0.8))
 ]
 MOVED = {"bytes_up": 2_000_000, "bytes_down": 1_000_000, "rounds": 7}
-RUN = Finished({"final": {"x": 1}, "weights": [0.5, 0.3, 0.2], "communication": MOVED, "outcome": "finished"}, LINES)
+RUN = Finished(
+    {"final": {"x": 1}, "weights": [0.5, 0.3, 0.2], "communication": MOVED, "outcome": "finished"},
+    LINES,
+    {10: [0.1, 0.2, 0.7]},
+)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,8 @@ RUN = Finished({"final": {"x": 1}, "weights": [0.5, 0.3, 0.2], "communication": 
         ("weights:1:", 0.5),
         ("weights:0:1", 0.5),
         ("most:1:", 0.3),
+        ("lowest:weights:0:2", 0.3),
+        ("lowest:most:0:2", 0.2),
         ("megabytes", 3.0),
         ("megabytes_up", 2.0),
         ("rounds", 7.0),

@@ -91,8 +91,9 @@ def _noisy(common: dict[str, Any], seeds: tuple[int, ...], actives: tuple[float,
     for a in actives:
         own = {"federation.active": a}
         columns.append(Column(f"accuracy, A = {a:g}", own, "final:test_accuracy" if digits else "lowest:test_accuracy"))
-        columns += [Column(f"w{k + 1}, A = {a:g}", own, f"weights:{k}:{k + 1}", ".2f") for k in range(3)]
-        columns.append(Column(f"most at noise, A = {a:g}", own, "most:3:", ".3f" if digits else ".4f"))
+        at = "" if digits else "lowest:"
+        columns += [Column(f"w{k + 1}, A = {a:g}", own, f"{at}weights:{k}:{k + 1}", ".2f") for k in range(3)]
+        columns.append(Column(f"most at noise, A = {a:g}", own, f"{at}most:3:", ".3f" if digits else ".4f"))
     printed = {("primal-dual", "accuracy, A = 1"): 0.984, ("primal-dual", "accuracy, A = 0.9"): 0.984}
     printed |= {("primal-dual", "accuracy, A = 0.5"): 0.982, ("primal-dual", "w1, A = 1"): 0.46}
     printed |= {("primal-dual", "w2, A = 1"): 0.33, ("primal-dual", "w3, A = 1"): 0.21}
@@ -107,6 +108,7 @@ def _noisy(common: dict[str, Any], seeds: tuple[int, ...], actives: tuple[float,
     )
 
 
+CHOSEN = "accuracy and weights where the validation loss was lowest."
 MNIST = {"problem.data": "mnist", "run.rounds": 2000, "federation.mode": "sequential", "run.compile": True}
 STUDIES = (
     Study(
@@ -144,13 +146,13 @@ STUDIES = (
                 MNIST,
                 (0, 1, 2),
                 (1.0, 0.9, 0.5),
-                "MNIST, LeNet-5, 2,000 iterations, batch 64; accuracy where the validation loss was lowest.",
+                f"MNIST, LeNet-5, 2,000 iterations, batch 64; {CHOSEN}",
             ),
             "fashion-mnist": _noisy(
                 {**MNIST, "problem.data": "fashion-mnist", "run.rounds": 6000},
                 (0,),
                 (1.0, 0.5),
-                "Fashion-MNIST, LeNet-5, 6,000 iterations, batch 64; accuracy where the validation loss was lowest.",
+                f"Fashion-MNIST, LeNet-5, 6,000 iterations, batch 64; {CHOSEN}",
             ),
         },
     ),

@@ -201,6 +201,7 @@ class Finished(NamedTuple):
 
     summary: dict[str, Any]
     lines: list[dict[str, Any]]
+    weights: dict[int, list[float]]  # by round; empty where there are none, or every client has weights of its own
 
 
 def finished_run(folder: Path) -> Finished | None:
@@ -211,7 +212,8 @@ def finished_run(folder: Path) -> Finished | None:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        return Finished(summary, lines) if summary["outcome"] in ("finished", "diverged") and lines else None
+        weights = _weights(folder / "weights.csv")
+        return Finished(summary, lines, weights) if summary["outcome"] in ("finished", "diverged") and lines else None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}); delete it and run again.") from None
 
@@ -221,8 +223,8 @@ def read(run: Finished, how: str) -> float | None:
 
     final:MEASURE, best:MEASURE (where the validation accuracy was best), lowest:MEASURE (where the validation loss was:
     few validation rows are soon all right), tail:N:MEASURE (the mean of the last N records), at:ROUND:MEASURE,
-    weights:FROM:TO (their sum at the end), most:FROM:TO (the largest of them), megabytes, megabytes_up, rounds (of
-    communication).
+    weights:FROM:TO (their sum at the end), most:FROM:TO (the largest of them), lowest:weights:… and lowest:most:…,
+    megabytes, megabytes_up, rounds (of communication).
     """
     kind, _, rest = how.partition(":")
     if kind == "final":
@@ -231,7 +233,10 @@ def read(run: Finished, how: str) -> float | None:
         best = max(run.lines, key=lambda line: _number(line.get("validation_accuracy")) or 0.0)
         return _number(best.get(rest))
     if kind == "lowest":
-        return _number(min(run.lines, key=lambda line: line.get("validation_loss", math.inf)).get(rest))
+        lowest = min(run.lines, key=lambda line: line.get("validation_loss", math.inf))
+        if rest.startswith(("weights:", "most:")):
+            return _of_weights(run.weights.get(lowest["round"]), rest)
+        return _number(lowest.get(rest))
     if kind == "tail":
         count, _, measure = rest.partition(":")
         found = [v for line in run.lines[-int(count) :] if (v := _number(line.get(measure))) is not None]
@@ -240,11 +245,7 @@ def read(run: Finished, how: str) -> float | None:
         when, _, measure = rest.partition(":")
         return next((_number(line.get(measure)) for line in run.lines if line["round"] == int(when)), None)
     if kind in ("weights", "most"):
-        if run.summary["weights"] is None:
-            return None
-        first, _, last = rest.partition(":")
-        some = run.summary["weights"][int(first) : int(last) if last else None]
-        return float(sum(some)) if kind == "weights" else float(max(some))
+        return _of_weights(run.summary["weights"], how)
     moved = run.summary["communication"]
     if kind == "megabytes":
         return (moved["bytes_up"] + moved["bytes_down"]) / 1e6
@@ -253,6 +254,23 @@ def read(run: Finished, how: str) -> float | None:
     if kind == "rounds":
         return float(moved["rounds"])
     raise ValueError(f"no way to read {how!r}")
+
+
+def _of_weights(weights: list[float] | None, how: str) -> float | None:
+    """weights:FROM:TO or most:FROM:TO."""
+    if weights is None:
+        return None
+    kind, first, last = how.split(":")
+    some = weights[int(first) : int(last) if last else None]
+    return float(sum(some)) if kind == "weights" else float(max(some))
+
+
+def _weights(path: Path) -> dict[int, list[float]]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if not lines or not lines[0].startswith("round,client_0"):
+        return {}
+    rows = (line.split(",") for line in lines[1:])
+    return {int(round_): [float(w) for w in row] for round_, *row in rows}
 
 
 def _number(value: Any) -> float | None:
