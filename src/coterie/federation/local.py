@@ -24,7 +24,8 @@ from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
 from coterie.federation.work import Each, Memory, held
-from coterie.numerics.draws import Draw
+from coterie.numerics import Draw
+from coterie.numerics.kept import Seen
 
 Mode = Literal["vmap", "sequential"]
 LONG = 1.0  # seconds
@@ -147,17 +148,17 @@ class _Copies:
     the last copies are kept."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Tensor, int, Tensor, int]] = []  # value, its version, copies, their version
+        self._kept: list[tuple[Seen, Seen]] = []  # a value and its copies
 
     def of(self, value: Tensor, count: int) -> Tensor:
         """[count, …], each row the value."""
-        for kept in self._kept:
-            source, version, copies, theirs = kept
-            if source is value and len(copies) == count and (value._version, copies._version) == (version, theirs):
-                return copies
+        for source, known in self._kept:
+            same = source.tensor is value and len(known.tensor) == count
+            if same and source.unchanged and known.unchanged:
+                return known.tensor
         copies = value.repeat(count, *[1] * value.dim())
-        self._kept.append((value, value._version, copies, copies._version))
-        while sum(kept[2].nbytes for kept in self._kept) > LARGE:
+        self._kept.append((Seen.of(value), Seen.of(copies)))
+        while sum(known.tensor.nbytes for _, known in self._kept) > LARGE:
             self._kept.pop(0)
         return copies
 

@@ -12,6 +12,7 @@ from coterie.federation.remote import Address, Trouble
 from coterie.federation.remote import Message as Order
 from coterie.flower.envelope import KIND, opened, sealed
 
+QUERY = f"query.{KIND}"
 EVERY = 0.1  # seconds between two looks; Flower's own send_and_receive waits 3
 FRESH = 1.0  # seconds for which the list of nodes is taken to be true
 LOST = {3: "its message ran out of time", 4: "its reply is gone", 5: "its node is gone", 8: "its process was killed"}
@@ -57,8 +58,8 @@ class FlowerTransport:
         """Send; whoever Flower does not know any more is answered for at once."""
         now = monotonic()
         messages = {
-            node: Message(RecordDict({KIND: sealed(data)}), dst_node_id=cast(int, node), message_type=f"query.{KIND}")
-            for node, data in zip(orders, map(bytes, orders.values()), strict=True)
+            node: Message(RecordDict({KIND: sealed(bytes(order))}), dst_node_id=cast(int, node), message_type=QUERY)
+            for node, order in orders.items()
         }
         if not messages:
             return set()

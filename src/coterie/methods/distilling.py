@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from coterie.federation import Federation
 from coterie.methods.carving import NEEDS as TRAINS
 from coterie.methods.carving import Local, alone, asked, by_level, learn
 from coterie.methods.server import Rule, Server
 from coterie.numerics import Draw
-from coterie.numerics.control import transformed
-from coterie.problems.oracles import native_gradient
+from coterie.problems.oracles import gradient
 from coterie.problems.task import Supervised
 
 NEEDS = TRAINS | {"public"}
@@ -89,8 +87,7 @@ def distilled(
         def objective(at: Tensor, some: Tensor = some, about: Any = about) -> Tensor:
             return loss(task.model(at, some), about)
 
-        slope = grad(objective)(x) if transformed() else native_gradient(objective, x)
-        x, moments = rule.move(x, slope, moments, t)
+        x, moments = rule.move(x, gradient(objective, x), moments, t)
     return x
 
 

@@ -22,7 +22,7 @@ class Kept:
 
     def __init__(self, plain: Callable[..., Tensor], budget: int = BUDGET) -> None:
         self.plain, self.budget = plain, budget
-        self._known: list[tuple[tuple[_Seen, ...], _Seen]] = []  # the last used at the end
+        self._known: list[tuple[tuple[Seen, ...], Seen]] = []  # the last used at the end
         self._vectorised: dict[Dims, Kept] = {}
 
     def __call__(self, *operands: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Kept:
         """The value, from memory if it is there."""
         value = self._remembered(operands)
         value = self.plain(*operands) if value is None else value
-        self._known.append((tuple(map(_Seen.of, operands)), _Seen.of(value)))
+        self._known.append((tuple(map(Seen.of, operands)), Seen.of(value)))
         while self._known and sum(seen.tensor.nbytes for ins, out in self._known for seen in (*ins, out)) > self.budget:
             self._known.pop(0)
         return value
@@ -59,18 +59,20 @@ class Kept:
         return None
 
 
-class _Seen(NamedTuple):
-    """An operand or the value of an earlier call, and how often it had been written to then."""
+class Seen(NamedTuple):
+    """A tensor, and how often it had been written to when it was seen."""
 
     tensor: Tensor
     version: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "_Seen":
+    def of(cls, tensor: Tensor) -> "Seen":
+        """The tensor as it is now."""
         return cls(tensor, tensor._version)
 
     @property
     def unchanged(self) -> bool:
+        """Whether nobody wrote to it since."""
         return self.tensor._version == self.version
 
     def equals(self, other: Tensor) -> bool:
@@ -99,4 +101,4 @@ class _Apply(torch.autograd.Function):
         return kept.over(in_dims[1:])(*operands), 0
 
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "Seen"]

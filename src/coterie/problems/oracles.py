@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp
 
+from coterie.numerics.control import transformed
+
 Loss = Callable[..., Tensor]
 
 
@@ -16,6 +18,11 @@ def hessian_vector(loss: Callable[[Tensor], Tensor], theta: Tensor, v: Tensor) -
     formula into elementary operations.
     """
     return grad(lambda t: grad(loss)(t) @ v)(theta)
+
+
+def gradient(loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    """∇ loss(θ), by autograd alone where nothing is around it that asks for more."""
+    return grad(loss)(theta) if transformed() or theta.requires_grad else native_gradient(loss, theta)
 
 
 def native_gradient(loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:

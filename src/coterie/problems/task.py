@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from coterie.errors import UsageError, unknown
 from coterie.federation import Batch, Rows
@@ -17,7 +16,7 @@ from coterie.numerics.control import transformed
 from coterie.numerics.fused import Fused
 from coterie.problems.linear import softmax_gradient, softmax_product
 from coterie.problems.models import FlatModel
-from coterie.problems.oracles import hessian_vector, native_gradient, native_hessian_vector
+from coterie.problems.oracles import gradient, hessian_vector, native_hessian_vector
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -144,9 +143,7 @@ class Supervised:
             return self.fused.gradient(theta, *_operands(batch))
         if self.softmax_regression:
             return self._ridged(softmax_gradient(theta, batch), theta)
-        if transformed() or theta.requires_grad:
-            return grad(self.loss)(theta, batch)
-        return native_gradient(lambda t: self.loss(t, batch), theta)
+        return gradient(lambda t: self.loss(t, batch), theta)
 
     def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²L(θ) v on a batch."""
