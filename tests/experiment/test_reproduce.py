@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coterie.errors import UsageError
-from coterie.experiment.reproduce import STUDIES, markdown, study
-from coterie.experiment.reproduce.study import Finished, cell_text, cells, configured, jobs, read
+from coterie.experiment.reproduce import STUDIES, Study, Table, markdown, study
+from coterie.experiment.reproduce.study import Column, Finished, Row, cell_text, cells, configured, jobs, read
 from coterie.methods.registry import method_entry
 
 Command = Callable[..., Any]
@@ -129,6 +129,22 @@ def test_a_study_runs_and_is_read_again(coterie: Command, tmp_path: Path) -> Non
     empty = coterie("reproduce", "fednest-minimax", "--read", "--out", tmp_path / "none")
     assert empty.code == 0
     assert "| FedNest | – |" in empty.out
+
+
+def test_a_run_that_cannot_go_on_is_said_with_its_reason_and_leaves_a_gap(
+    coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = {"run.problem": "nested-quadratic", "run.rounds": 3, "run.method": "fednest", "problem.condition": 20.0}
+    rows = tuple(Row(f"l = {l}", {"method.lipschitz": l, "method.terms": 6}) for l in (0.5, 50.0))
+    table = Table("", rows, (Column("objective", {}, "final:objective"),), common, (0,))
+    one = Study("gap", "fednest", "A table with a gap", {"small": table, "paper": table})
+    monkeypatch.setattr("coterie.experiment.reproduce.STUDIES", (one,))
+    done = coterie("reproduce", "gap", "--out", tmp_path / "gap")
+    assert done.code == 1
+    assert "method.lipschitz = 0.5 is too small" in done.out + done.err
+    assert "1 of the runs did not finish, and the table lacks them: fednest" in done.err
+    cells_read = json.loads((tmp_path / "gap" / "gap-small.json").read_text())["rows"]
+    assert [len(row["cells"][0]["values"]) for row in cells_read] == [0, 1]
 
 
 def test_the_list(coterie: Command) -> None:

@@ -15,7 +15,7 @@ Command = Callable[..., Any]
 
 
 def trial(number: int, outcome: str = "finished", **final: float) -> Trial:
-    return Trial(number, {"method.step": number}, final, outcome)
+    return Trial(number, {"method.step": number}, final, outcome, "Lower method.step.")
 
 
 def test_combinations_are_the_product_in_order() -> None:
@@ -31,7 +31,7 @@ def test_the_best_validation_accuracy_wins_and_the_first_of_equals() -> None:
 def test_diverged_combinations_do_not_count() -> None:
     trials = [trial(0, "diverged", validation_accuracy=0.9), trial(1, validation_accuracy=0.2)]
     assert _best(trials)[0].number == 1
-    with pytest.raises(RunError, match="every combination diverged"):
+    with pytest.raises(RunError, match=r"no combination finished. The first diverged: Lower method.step"):
         _best(trials[:1])
 
 

@@ -2,11 +2,12 @@
 
 import json as jsonlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from coterie.cli.app import Json, app, new_folder, print_rows
+from coterie.errors import RunError
 
 
 @app.command(epilog="Example: coterie reproduce fednest-minimax --scale small --out runs/minimax")
@@ -26,7 +27,7 @@ def reproduce(
     The same command again goes on where it was interrupted.
     """
     from coterie.cli.compare import numbers
-    from coterie.experiment.reproduce import STUDIES, markdown, study
+    from coterie.experiment.reproduce import MEASURED, STUDIES, markdown, study
     from coterie.experiment.reproduce import reproduce as run_study
     from coterie.report.terminal import console_for
 
@@ -42,13 +43,20 @@ def reproduce(
     folder = out or new_folder("reproduce", name, scale)
     console = console_for(json)
 
-    def report(what: str, done: int, total: int) -> None:
-        console.print(f"{done} of {total}: {what}", markup=False)
+    failed: list[str] = []
+
+    def report(run: str, summary: dict[str, Any], done: int, total: int) -> None:
+        outcome, why = summary["outcome"], summary["message"]
+        console.print(f"{done} of {total}: {run}: {outcome}{f', {why}' if why else ''}", markup=False)
+        if outcome not in MEASURED:
+            failed.append(run)
 
     result = run_study(chosen, table, scale, folder, at_once=jobs, dry=read, report=report)
     if json:
         print(jsonlib.dumps(result, indent=2))
-        return
-    console.print(f"\n{chosen.what}\n", markup=False)
-    console.print(markdown(result), markup=False, soft_wrap=True)
-    console.print(f"This table is in {folder}/{name}-{scale}.md and .json.", markup=False)
+    else:
+        console.print(f"\n{chosen.what}\n", markup=False)
+        console.print(markdown(result), markup=False, soft_wrap=True)
+        console.print(f"This table is in {folder}/{name}-{scale}.md and .json.", markup=False)
+    if failed:
+        raise RunError(f"{len(failed)} of the runs did not finish, and the table lacks them: {', '.join(failed)}.")

@@ -27,6 +27,7 @@ class Trial(NamedTuple):
     settings: dict[str, Any]
     final: dict[str, Any]
     outcome: str
+    message: str = ""
 
 
 def combinations(grid: Grid) -> list[dict[str, Any]]:
@@ -58,7 +59,7 @@ def tune(
     trials: list[Trial] = []
 
     def note(i: int, summary: dict[str, Any]) -> None:
-        trials.append(Trial(i, chosen[i], summary["final"], summary["outcome"]))
+        trials.append(Trial(i, chosen[i], summary["final"], summary["outcome"], summary["message"]))
         report(trials[-1], len(configs))
 
     run_all(
@@ -97,7 +98,7 @@ def _with(config: Config, settings: Mapping[str, Any], rounds: int) -> Config:
 def _best(trials: list[Trial]) -> tuple[Trial, str]:
     finished = [trial for trial in trials if trial.outcome == "finished"]
     if not finished:
-        raise RunError("every combination diverged; widen the grid to smaller steps.")
+        raise RunError(f"no combination finished. The first {trials[0].outcome}: {trials[0].message}")
     for measure, better in MEASURES:
         known = [trial for trial in finished if trial.final.get(measure) is not None]  # None was not finite
         if known:

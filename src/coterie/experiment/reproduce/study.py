@@ -18,6 +18,7 @@ from coterie.experiment.processes import Job, run_all
 Settings = Mapping[str, Any]  # {'table.key': value}
 EVERY_RUN: Settings = {"run.baselines": [], "run.threads": 1}
 DASH = "–"
+MEASURED = ("finished", "diverged")  # outcomes that a cell can be read from
 
 
 class Column(NamedTuple):
@@ -140,7 +141,7 @@ def reproduce(
     *,
     at_once: int | None = None,
     dry: bool = False,
-    report: Callable[[str, int, int], None] = lambda name, done, total: None,
+    report: Callable[[str, dict[str, Any], int, int], None] = lambda name, summary, done, total: None,
 ) -> dict[str, Any]:
     """Run what has not been run, read the cells, write NAME-SCALE.json and .md; dry reads only what is there."""
     make_folder(out)
@@ -150,7 +151,7 @@ def reproduce(
 
         def note(i: int, summary: dict[str, Any]) -> None:
             count[0] += 1
-            report(f"{todo[i].folder.name}: {summary['outcome']}", count[0], len(todo))
+            report(todo[i].folder.name, summary, count[0], len(todo))
 
         run_all(todo, at_once=at_once, report=note)
     result = study.after(collected(study, table, scale, out))
@@ -213,7 +214,7 @@ def finished_run(folder: Path) -> Finished | None:
         summary = json.loads(path.read_text(encoding="utf-8"))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         weights = _weights(folder / "weights.csv")
-        return Finished(summary, lines, weights) if summary["outcome"] in ("finished", "diverged") and lines else None
+        return Finished(summary, lines, weights) if summary["outcome"] in MEASURED and lines else None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{folder} is damaged ({error}); delete it and run again.") from None
 
