@@ -35,8 +35,8 @@ def compare(
     from coterie.experiment import config as configuration
     from coterie.experiment.compare import WITH_BUDGET, plan
     from coterie.experiment.compare import compare as run_all
-    from coterie.report.compared import CompareDisplay, save
-    from coterie.report.terminal import console_for
+    from coterie.report.compared import save, show
+    from coterie.report.terminal import RunsBar, console_for
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     common, own = _by_method(configuration.parse_sets(set_ or []), names)
@@ -46,13 +46,14 @@ def compare(
         base = base.with_run(rounds=WITH_BUDGET * base.run.rounds)
     cases = plan(base, names, numbers(seeds), own)
     folder = out or new_folder("compare", base.run.problem)
-    with CompareDisplay(console_for(json), cases, folder) as display:
+    console = console_for(json)
+    with RunsBar(console) as bar:
         try:
-            result = run_all(cases, folder, jobs=jobs, force=force, report=display.report, tick=display.tick)
+            result = run_all(cases, folder, jobs=jobs, force=force, watch=bar)
         except KeyboardInterrupt:
             raise RunError(f"stopped; the same command with --out {folder} goes on where it was.") from None
-        page = save(result, folder)
-        display.end(result, page)
+    page = save(result, folder)
+    show(console, result, page)
     if json:
         print(jsonlib.dumps({**result, "report": str(page)}, indent=2))
     if result["outcome"] != "finished":

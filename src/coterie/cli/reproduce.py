@@ -2,7 +2,7 @@
 
 import json as jsonlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,7 +29,7 @@ def reproduce(
     from coterie.cli.compare import numbers
     from coterie.experiment.reproduce import MEASURED, STUDIES, markdown, study
     from coterie.experiment.reproduce import reproduce as run_study
-    from coterie.report.terminal import console_for
+    from coterie.report.terminal import RunsBar, console_for
 
     if name == "list":
         listed = [
@@ -42,21 +42,14 @@ def reproduce(
     table = chosen.at(scale).only(kept_rows, kept_columns, numbers(seeds) if seeds else [])
     folder = out or new_folder("reproduce", name, scale)
     console = console_for(json)
-
-    failed: list[str] = []
-
-    def report(run: str, summary: dict[str, Any], done: int, total: int) -> None:
-        outcome, why = summary["outcome"], summary["message"]
-        console.print(f"{done} of {total}: {run}: {outcome}{f', {why}' if why else ''}", markup=False)
-        if outcome not in MEASURED:
-            failed.append(run)
-
-    result = run_study(chosen, table, scale, folder, at_once=jobs, dry=read, report=report)
+    with RunsBar(console) as bar:
+        result = run_study(chosen, table, scale, folder, at_once=jobs, dry=read, watch=bar)
     if json:
         print(jsonlib.dumps(result, indent=2))
     else:
         console.print(f"\n{chosen.what}\n", markup=False)
         console.print(markdown(result), markup=False, soft_wrap=True)
-        console.print(f"This table is in {folder}/{name}-{scale}.md and .json.", markup=False)
+        console.print(f"This table is in {folder}/{name}-{scale}.md and .json.", markup=False, soft_wrap=True)
+    failed = [run for run, outcome in bar.ended.items() if outcome not in MEASURED]
     if failed:
         raise RunError(f"{len(failed)} of the runs did not finish, and the table lacks them: {', '.join(failed)}.")

@@ -93,7 +93,7 @@ def tune(
     from coterie.experiment.tune import parse_grid
     from coterie.experiment.tune import tune as run_grid
     from coterie.methods.registry import method_entry
-    from coterie.report.terminal import TuneDisplay, console_for
+    from coterie.report.terminal import RunsBar, console_for, show_grid
 
     given = {"method": method, "problem": problem, "seed": seed}
     flags = {f"run.{key}": value for key, value in given.items() if value is not None}
@@ -102,9 +102,10 @@ def tune(
     if not values:
         raise UsageError(f"{resolved.run.method} has no published grid; give values with --grid method.step=0.1,0.05.")
     folder = out or new_folder("tune", resolved.run.problem, resolved.run.method)
-    with TuneDisplay(console_for(json)) as display:
-        result = run_grid(resolved, values, folder, rounds=rounds, jobs=jobs, force=force, report=display.report)
-        display.end(result, str(folder))
+    console = console_for(json)
+    with RunsBar(console) as bar:
+        result = run_grid(resolved, values, folder, rounds=rounds, jobs=jobs, force=force, watch=bar)
+    show_grid(console, result, str(folder))
     if json:
         print(jsonlib.dumps(result, indent=2))
 

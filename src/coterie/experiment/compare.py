@@ -1,6 +1,6 @@
 """Methods × seeds on one problem, at equal rounds or at equal bytes: means, ranks, and paired tests over the seeds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from coterie.errors import UsageError
 from coterie.experiment.build import check_needs, make_problem
 from coterie.experiment.config import Config, load, resolve
 from coterie.experiment.files import write_atomically, write_json
-from coterie.experiment.processes import Job, run_all
+from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
 from coterie.methods.registry import method_entry
 from coterie.numerics.paired import flip_test, holm, least_p, ranks, t_test
@@ -80,8 +80,7 @@ def compare(
     *,
     jobs: int | None = None,
     force: bool = False,
-    report: Callable[[Case, dict[str, Any]], None] = lambda case, summary: None,
-    tick: Callable[[], None] = lambda: None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run what has not been run, write compare.json and return it; a comparison in the folder is gone on with."""
     if not (folder / "compare.json").is_file() or force:
@@ -95,7 +94,7 @@ def compare(
         write_json(folder / "compare.json", {**result, "outcome": "not finished"})
     every = max(1, cases[0].config.run.rounds // CHECKPOINTS)
     runs = [Job(_sparing(case.config, every), place) for case, place in placed]
-    summaries = run_all(runs, at_once=jobs, report=lambda i, summary: report(cases[i], summary), tick=tick)
+    summaries = run_all(runs, at_once=jobs, watch=watch)
     result = {**result, **summarise(list(zip(cases, summaries, strict=True)))}
     write_json(folder / "compare.json", result)
     return result

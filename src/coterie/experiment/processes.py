@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -29,6 +29,19 @@ class Job(NamedTuple):
 
     config: Config
     folder: Path
+
+
+class Watch:
+    """Hears how a batch of runs comes along. This one says nothing."""
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """What will be run."""
+
+    def over(self, job: Job, summary: dict[str, Any]) -> None:
+        """One of them has ended."""
+
+    def tick(self) -> None:
+        """Some time has passed."""
 
 
 class _Worker:
@@ -137,21 +150,17 @@ class _Workers:
             worker.close()
 
 
-def run_all(
-    jobs: Sequence[Job],
-    *,
-    at_once: int | None = None,
-    report: Callable[[int, dict[str, Any]], None] = lambda i, summary: None,
-    tick: Callable[[], None] = lambda: None,
-) -> list[dict[str, Any]]:
-    """Run all, in the order given, and return their summaries; `report` hears of each as it ends, `tick` now and then.
+def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | None = None) -> list[dict[str, Any]]:
+    """Run all, in the order given, and return their summaries.
 
     at_once is by default one a core; the cores are shared out among them.
     """
+    watch = watch or Watch()
     cores = os.cpu_count() or 1
     workers = max(1, min(at_once or cores, len(jobs)))
     threads = max(1, cores // workers)
     helpers, summaries = _Workers(threads), dict[int, dict[str, Any]]()
+    watch.begin(jobs)
     try:
         with ThreadPoolExecutor(workers) as pool:
             waiting: dict[Future[dict[str, Any]], int] = {}
@@ -162,8 +171,8 @@ def run_all(
                     for future in done:
                         i = waiting.pop(future)
                         summaries[i] = future.result()
-                        report(i, summaries[i])
-                    tick()
+                        watch.over(jobs[i], summaries[i])
+                    watch.tick()
             except BaseException:
                 for future in waiting:
                     future.cancel()

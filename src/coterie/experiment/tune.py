@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from coterie.errors import RunError, UsageError
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.files import write_atomically, write_json
-from coterie.experiment.processes import Job, run_all
+from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
 
 MEASURES = (("validation_accuracy", max), ("validation_loss", min), ("objective", min))
@@ -48,7 +48,7 @@ def tune(
     rounds: int,
     jobs: int | None = None,
     force: bool = False,
-    report: Callable[[Trial, int], None] = lambda trial, total: None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run the grid, write tune.json and best.toml, and return the former."""
     chosen = combinations(grid)
@@ -56,18 +56,9 @@ def tune(
     if not (folder / "tune.json").is_file() or force:
         prepare(folder, force=force)
     write_atomically(folder / "config.toml", config.as_toml().encode())
-    trials: list[Trial] = []
-
-    def note(i: int, summary: dict[str, Any]) -> None:
-        trials.append(Trial(i, chosen[i], summary["final"], summary["outcome"], summary["message"]))
-        report(trials[-1], len(configs))
-
-    run_all(
-        [Job(one, folder / "trials" / f"{i:03d}") for i, one in enumerate(configs)],
-        at_once=jobs,
-        report=note,
-    )
-    trials.sort()
+    runs = [Job(one, folder / "trials" / f"{i:03d}") for i, one in enumerate(configs)]
+    summaries = run_all(runs, at_once=jobs, watch=watch)
+    trials = [Trial(i, chosen[i], s["final"], s["outcome"], s["message"]) for i, s in enumerate(summaries)]
     best, measure = _best(trials)
     winner = _with(config, best.settings, config.run.rounds)
     write_atomically(folder / "best.toml", winner.as_toml().encode())

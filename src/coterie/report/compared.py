@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie.experiment.compare import Case
 from coterie.experiment.files import write_atomically
-from coterie.experiment.processes import rounds_done
 from coterie.report.page import table, write
 from coterie.report.results import read_all
 from coterie.report.svg import esc, size
-from coterie.report.terminal import BAR, HEADLINES, measure_text
+from coterie.report.terminal import HEADLINES, measure_text
 
 LABELS = dict(HEADLINES)
 
@@ -167,61 +164,20 @@ def _narrow(row: Row) -> tuple[str, ...]:
     return row.method, row.value, row.rank, row.difference, row.p_t, row.p_exact, row.moved
 
 
-class CompareDisplay:
-    """One bar over all rounds of all runs, with the names of those that are being made."""
-
-    def __init__(self, console: Console, cases: list[Case], folder: Path) -> None:
-        self.console, self.cases, self.folder = console, cases, folder
-        self._over: set[str] = set()
-        self._bar = Progress(
-            TextColumn("[bold]{task.fields[done]}/{task.fields[all]} runs"),
-            BarColumn(BAR),
-            TextColumn("{task.fields[now]}"),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        rounds = sum(case.config.run.rounds for case in cases)
-        self._task = self._bar.add_task("", total=rounds, done=0, all=len(cases), now="")
-
-    def __enter__(self) -> "CompareDisplay":
-        if self.console.is_terminal:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def report(self, case: Case, summary: Mapping[str, Any]) -> None:
-        """One run is over."""
-        self._over.add(case.name)
-        if not self.console.is_terminal:
-            self.console.print(f"{case.name}: {summary['outcome']} ({len(self._over)} of {len(self.cases)})")
-
-    def tick(self) -> None:
-        """How far the others are."""
-        total, now = 0, []
-        for case in self.cases:
-            done = case.config.run.rounds if case.name in self._over else rounds_done(self.folder / "runs" / case.name)
-            if done > 0 and case.name not in self._over:
-                now.append(f"{case.name} {done}")
-            total += done
-        self._bar.update(self._task, completed=total, done=len(self._over), now=", ".join(now[:4]))
-
-    def end(self, result: Mapping[str, Any], page: Path) -> None:
-        """The table."""
-        self._bar.stop()
-        if result["measure"] is None:
-            self.console.print("No run finished with a measure that all of them have; see compare.json.")
-        else:
-            shown = Table(box=None, pad_edge=False)
-            for i, name in enumerate(_narrow(head(result))):
-                shown.add_column(name, justify="left" if i == 0 else "right", no_wrap=i < 2)
-            for row in rows(result):
-                shown.add_row(*_narrow(row))
-            self.console.print(shown)
-            self.console.print(f"\n{caption(result)}")
-        for run in result["runs"]:
-            if run["outcome"] != "finished":
-                self.console.print(f"{run['folder']}: {run['outcome']}. {run['message']}", markup=False)
-        files = "table.md, table.csv, table.tex, compare.json"
-        self.console.print(f"\nThe report is in {page}; beside it {files}, plots and the runs.", markup=False)
+def show(console: Console, result: Mapping[str, Any], page: Path) -> None:
+    """The table in the terminal."""
+    if result["measure"] is None:
+        console.print("No run finished with a measure that all of them have; see compare.json.")
+    else:
+        shown = Table(box=None, pad_edge=False)
+        for i, name in enumerate(_narrow(head(result))):
+            shown.add_column(name, justify="left" if i == 0 else "right", no_wrap=i < 2)
+        for row in rows(result):
+            shown.add_row(*_narrow(row))
+        console.print(shown)
+        console.print(f"\n{caption(result)}")
+    for run in result["runs"]:
+        if run["outcome"] != "finished":
+            console.print(f"{run['folder']}: {run['outcome']}. {run['message']}", markup=False)
+    files = "table.md, table.csv, table.tex, compare.json"
+    console.print(f"\nThe report is in {page}; beside it {files}, plots and the runs.", markup=False)

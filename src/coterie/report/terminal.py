@@ -1,7 +1,7 @@
 """Tables and the live display in the terminal."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,14 +15,15 @@ from rich.progress import (
     Progress,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
 from coterie.experiment.build import Parts
-from coterie.experiment.tune import Trial
+from coterie.experiment.processes import Job, Watch, rounds_done
 from coterie.numerics import clusters
 from coterie.problems.view import View
 
@@ -276,45 +277,68 @@ class LiveDisplay:
             self._live = None
 
 
-class TuneDisplay:
-    """Progress over a grid, and the table at its end."""
+class RunsBar(Watch):
+    """One bar over all rounds of a batch of runs, with those that are being made; without a terminal, a line a run."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
+        self.console, self.ended = console, dict[str, str]()  # outcomes by run
+        self._jobs: Sequence[Job] = ()
         self._bar = Progress(
-            TextColumn("[bold]trying"), BarColumn(BAR), MofNCompleteColumn(), TimeRemainingColumn(), console=console
+            TextColumn("[bold]{task.fields[ended]}/{task.fields[runs]} runs"),
+            BarColumn(BAR),
+            TextColumn("{task.fields[now]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TimeElapsedColumn(),
+            console=console,
         )
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task("", total=None, ended=0, runs=0, now="")
 
-    def __enter__(self) -> "TuneDisplay":
-        self._bar.start()
+    def __enter__(self) -> "RunsBar":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def report(self, trial: Trial, total: int) -> None:
-        """One combination is done."""
-        if self._task is None:
-            self._task = self._bar.add_task("", total=total)
-        self._bar.advance(self._task)
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """How much there is to do."""
+        self._jobs = jobs
+        self._bar.update(self._task, total=sum(job.config.run.rounds for job in jobs), runs=len(jobs))
+        if self.console.is_terminal:
+            self._bar.start()
 
-    def end(self, result: dict[str, Any], folder: str) -> None:
-        """The table, best first."""
-        self._bar.stop()
-        measure = result["measure"]
-        keys = list(result["best"]["settings"])
-        table = Table(box=None, pad_edge=False)
-        for key in [*keys, measure.replace("_", " "), "outcome"]:
-            table.add_column(key, justify="right")
-        best_first = sorted(result["trials"], key=lambda t: -t["final"].get(measure, -1e9))
-        for trial in reversed(best_first) if measure.endswith("loss") or measure == "objective" else best_first:
-            value = trial["final"].get(measure)
-            style = "bold" if trial["settings"] == result["best"]["settings"] else ""
-            cells = [f"{trial['settings'][key]}" for key in keys]
-            table.add_row(*cells, "" if value is None else f"{value:.4f}", trial["outcome"], style=style)
-        self.console.print(table)
-        self.console.print(f"\nRun the best with: [bold]coterie run {folder}/best.toml[/bold]")
+    def over(self, job: Job, summary: dict[str, Any]) -> None:
+        """Told at once where there is no bar, or where it did not finish."""
+        name, outcome, why = job.folder.name, summary["outcome"], summary["message"]
+        self.ended[name] = outcome
+        if outcome != "finished" or not self.console.is_terminal:
+            told = f"{len(self.ended)} of {len(self._jobs)}: {name}: {outcome}{why and f', {why}'}"
+            self.console.print(told, markup=False, soft_wrap=True)
+
+    def tick(self) -> None:
+        """How far the others are."""
+        total, now = 0, []
+        for job in self._jobs:
+            done = job.config.run.rounds if job.folder.name in self.ended else rounds_done(job.folder)
+            if done > 0 and job.folder.name not in self.ended:
+                now.append(f"{job.folder.name} {done}")
+            total += done
+        self._bar.update(self._task, completed=total, ended=len(self.ended), now=", ".join(now[:4]))
+
+
+def show_grid(console: Console, result: dict[str, Any], folder: str) -> None:
+    """The combinations of a grid, best first."""
+    measure = result["measure"]
+    keys = list(result["best"]["settings"])
+    table = Table(box=None, pad_edge=False)
+    for key in [*keys, measure.replace("_", " "), "outcome"]:
+        table.add_column(key, justify="right")
+    best_first = sorted(result["trials"], key=lambda t: -t["final"].get(measure, -1e9))
+    for trial in reversed(best_first) if measure.endswith("loss") or measure == "objective" else best_first:
+        value = trial["final"].get(measure)
+        style = "bold" if trial["settings"] == result["best"]["settings"] else ""
+        cells = [f"{trial['settings'][key]}" for key in keys]
+        table.add_row(*cells, "" if value is None else f"{value:.4f}", trial["outcome"], style=style)
+    console.print(table)
+    console.print(f"\nRun the best with: [bold]coterie run {folder}/best.toml[/bold]")
 
 
 @contextmanager

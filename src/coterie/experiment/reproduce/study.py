@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from coterie.errors import UsageError, unknown
 from coterie.experiment.config import Config, load
 from coterie.experiment.files import make_folder, write_atomically, write_json
-from coterie.experiment.processes import Job, run_all
+from coterie.experiment.processes import Job, Watch, run_all
 
 Settings = Mapping[str, Any]  # {'table.key': value}
 EVERY_RUN: Settings = {"run.baselines": [], "run.threads": 1}
@@ -141,19 +141,12 @@ def reproduce(
     *,
     at_once: int | None = None,
     dry: bool = False,
-    report: Callable[[str, dict[str, Any], int, int], None] = lambda name, summary, done, total: None,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run what has not been run, read the cells, write NAME-SCALE.json and .md; dry reads only what is there."""
     make_folder(out)
     if not dry:
-        todo = jobs(table, out)
-        count = [0]
-
-        def note(i: int, summary: dict[str, Any]) -> None:
-            count[0] += 1
-            report(todo[i].folder.name, summary, count[0], len(todo))
-
-        run_all(todo, at_once=at_once, report=note)
+        run_all(jobs(table, out), at_once=at_once, watch=watch)
     result = study.after(collected(study, table, scale, out))
     write_json(out / f"{study.name}-{scale}.json", result)
     write_atomically(out / f"{study.name}-{scale}.md", markdown(result).encode())
