@@ -428,6 +428,12 @@ def test_a_small_lipschitz_constant_is_explained_and_the_remedy_works(make: Any,
     rounds(make(**common, lipschitz=2.0 * remedy), problem, 3)
 
 
+def test_what_is_left_out_of_the_series_stops_nothing() -> None:
+    problem = nested_quadratic(WIDE, **SMALL, condition=20.0)
+    rounds(fednest(outer_step=0.001, step=0.1, terms=1, lipschitz=0.5, **FULL), problem, 3)
+    assert "too small" in complaint(fednest(outer_step=0.001, step=0.1, terms=2, lipschitz=0.05, **FULL), problem)
+
+
 def test_a_small_lipschitz_constant_is_explained_on_the_weighting_problem() -> None:
     problem = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12, curvature=5.0)
     assert "method.lipschitz" in complaint(fednest(outer_step=0.1, step=0.1, lipschitz=0.2, **FULL), problem)

@@ -136,12 +136,14 @@ def solve(product: Matvec, b: Tensor, inverse: Inverse, draw: Draw) -> Tensor:
 
 
 def _series(product: Matvec, b: Tensor, inverse: Inverse) -> Tensor:
-    """(1/ℓ) Σ_{n<N} (I − H/ℓ)ⁿ b, and one product more for the residual."""
+    """(1/ℓ) Σ_{n<N} (I − H/ℓ)ⁿ b, with N products as the paper counts; the last, of the last term, adds nothing."""
     first = term = b / inverse.lipschitz
-    total = b.new_zeros(b.shape)
-    for _ in range(inverse.terms):
-        total = total + term
-        term = _next(product, term, first, inverse.lipschitz)
+    total = term
+    for n in range(inverse.terms):
+        hv = product(term)
+        if n + 1 < inverse.terms:
+            term = _next(hv, term, first, inverse.lipschitz)
+            total = total + term
     return total
 
 
@@ -149,13 +151,12 @@ def _random_term(product: Matvec, b: Tensor, inverse: Inverse, draw: Draw) -> Te
     """(N/ℓ)(I − H/ℓ)^N' b with N' uniform on {0 … N − 1}: unbiased for the series of N terms."""
     first = term = inverse.terms / inverse.lipschitz * b
     for _ in range(int(draw.phase("truncation").integers(inverse.terms, 1))):
-        term = _next(product, term, first, inverse.lipschitz)
+        term = _next(product(term), term, first, inverse.lipschitz)
     return term
 
 
-def _next(product: Matvec, term: Tensor, first: Tensor, lipschitz: float) -> Tensor:
+def _next(hv: Tensor, term: Tensor, first: Tensor, lipschitz: float) -> Tensor:
     """(I − H/ℓ) term; terms that grow are explained, for then the series does not converge."""
-    hv = product(term)
     after = term - hv / lipschitz
     growth = float(after.norm()) / max(float(first.norm()), 1e-300)
     if growth > GROWTH:
