@@ -1,15 +1,18 @@
 """The grid: every combination in a process of its own, the best validation wins, nothing runs twice."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coterie.errors import RunError, UsageError
 from coterie.experiment.config import load
 from coterie.experiment.tune import Trial, _best, combinations, tune
+from coterie.report.terminal import show_grid
 
 Command = Callable[..., Any]
 
@@ -33,6 +36,18 @@ def test_diverged_combinations_do_not_count() -> None:
     assert _best(trials)[0].number == 1
     with pytest.raises(RunError, match=r"no combination finished. The first diverged: Lower method.step"):
         _best(trials[:1])
+
+
+def test_the_table_has_the_best_first_and_what_was_not_finite_last() -> None:
+    trials = [
+        {"settings": {"method.step": i}, "final": {"validation_loss": loss}, "outcome": outcome}
+        for i, loss, outcome in ((0, None, "diverged"), (1, 2.0, "finished"), (2, 1.0, "finished"))
+    ]
+    console = Console(file=io.StringIO(), width=100)
+    result = {"measure": "validation_loss", "best": {"settings": {"method.step": 2}}, "trials": trials}
+    show_grid(console, result, "runs/tuned")
+    lines = console.file.getvalue().splitlines()[1:4]  # type: ignore[attr-defined]
+    assert [line.split()[0] for line in lines] == ["2", "1", "0"]
 
 
 def test_without_classes_the_least_validation_loss_wins() -> None:

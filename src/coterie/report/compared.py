@@ -176,8 +176,5 @@ def show(console: Console, result: Mapping[str, Any], page: Path) -> None:
             shown.add_row(*_narrow(row))
         console.print(shown)
         console.print(f"\n{caption(result)}")
-    for run in result["runs"]:
-        if run["outcome"] != "finished":
-            console.print(f"{run['folder']}: {run['outcome']}. {run['message']}", markup=False)
     files = "table.md, table.csv, table.tex, compare.json"
     console.print(f"\nThe report is in {page}; beside it {files}, plots and the runs.", markup=False)

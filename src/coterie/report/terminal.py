@@ -1,5 +1,6 @@
 """Tables and the live display in the terminal."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -331,8 +332,13 @@ def show_grid(console: Console, result: dict[str, Any], folder: str) -> None:
     table = Table(box=None, pad_edge=False)
     for key in [*keys, measure.replace("_", " "), "outcome"]:
         table.add_column(key, justify="right")
-    best_first = sorted(result["trials"], key=lambda t: -t["final"].get(measure, -1e9))
-    for trial in reversed(best_first) if measure.endswith("loss") or measure == "objective" else best_first:
+    sign = 1.0 if measure.endswith("loss") or measure == "objective" else -1.0
+
+    def place(trial: dict[str, Any]) -> float:
+        value = trial["final"].get(measure)
+        return math.inf if value is None else sign * value  # none was not finite
+
+    for trial in sorted(result["trials"], key=place):
         value = trial["final"].get(measure)
         style = "bold" if trial["settings"] == result["best"]["settings"] else ""
         cells = [f"{trial['settings'][key]}" for key in keys]
