@@ -24,7 +24,7 @@ Command = Callable[..., Any]
 
 def ask(address: str, path: str = "/", method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], str]:
     place = urlsplit(address)
-    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=300)
     connection.request(method, path, headers={"Host": host or place.netloc})
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()
@@ -119,7 +119,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
 
         try:
             wait_for(over)
-            assert run.wait(timeout=60) == 0
+            assert run.wait(timeout=300) == 0
         finally:
             run.kill()
             run.wait()
