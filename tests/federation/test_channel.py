@@ -221,7 +221,14 @@ def test_top_k_uploads_cost_meritfed_little():
     assert abs(friends[0] - friends[1]) < 0.1
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.1])
-def test_a_ratio_that_saves_nothing_is_refused(ratio):
+@every
+def test_ratio_one_sends_everything(kind):
+    rows = torch.randn(30, dtype=torch.float64)
+    assert Compression(kind, 1.0).count(rows) == 0
+    assert Compression(kind, 0.9).count(rows) > 0
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.1, -0.1])
+def test_a_ratio_that_is_no_share_is_refused(ratio):
     with pytest.raises(UsageError, match=r"federation.ratio"):
         config(federation__ratio=ratio)

@@ -187,7 +187,7 @@ def test_a_skipped_round_was_still_paid_for():
     [
         ({"privacy.noise": 1.0}, r"privacy.*set privacy\.clip"),
         ({"privacy.clip": -1.0}, r"privacy\.clip = -1\.0"),
-        ({"privacy.clip": 1.0, "run.method": "top-k"}, "sparse_steps sends whole numbers"),
+        ({"privacy.clip": 1.0, "run.method": "top-k"}, "top-k/sparse-steps sends whole numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_first_round(more, complaint):
