@@ -15,14 +15,13 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import RESULT, Call, Replies
-from coterie.federation.tree import tensors
+from coterie.federation.tree import mapped, tensors
 from coterie.federation.work import info_of, name_of
 from coterie.federation.wrapped import Wrapped
 from coterie.methods import nested_works
 from coterie.numerics import Draw
 
 NO_MOVE = {"ds-fl/learn-and-predict"}  # sends class probabilities: an opinion, which is not 0 where nothing moved
-ASKS_THE_TARGET_ALONE = {"local-train"}
 SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel"}  # which noise cannot hide
 
 MODELS = ("x", "y", "theta", "X")  # fields of states
@@ -69,19 +68,28 @@ class Watched(Wrapped):
 
     def execute(self, call: Call, ids: torch.Tensor) -> Iterator[Replies]:
         for replies in self.engine.execute(call, ids):
-            self.asked.append(name_of(call.work))
-            if any(bool(leaf.any()) for leaf in tensors(call.updates(replies.ids, replies.values)) if real(leaf)):
-                self.moved.append(name_of(call.work))
+            self.look(call, replies.ids, replies.values)
             yield replies
+
+    def execute_at_target(self, call: Call) -> Any:
+        result = self.engine.execute_at_target(call)
+        self.look(call, torch.tensor([-1]), mapped(lambda leaf: leaf[None], result))
+        return result
+
+    def look(self, call: Call, ids: torch.Tensor, values: Any) -> None:
+        self.asked.append(name_of(call.work))
+        if any(bool(leaf.any()) for leaf in tensors(call.updates(ids, values)) if real(leaf)):
+            self.moved.append(name_of(call.work))
 
 
 def real(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
-def watched(case: Case, rounds: int = 2) -> Watched:
+def watched(case: Case, rounds: int = 2, **settings: Any) -> Watched:
     """Two rounds where nothing moves, so that works of the second round are seen too."""
-    parts = assemble(case.config())
+    config = case.config()
+    parts = assemble(replace(config, method={**config.method, **settings}))
     engine: Any = parts.fed.engine
     target = None if engine.target is None else replace(engine.target, task=flat(engine.target.task))
     watch = Watched(replace(engine, task=flat(engine.task), target=target))
@@ -102,8 +110,32 @@ def away(state: Any) -> Any:
 @first
 def test_where_nothing_moved_stages_see_an_update_of_zero(case: Case) -> None:
     watch = watched(case)
-    assert bool(watch.asked) != (case.method in ASKS_THE_TARGET_ALONE)
+    assert watch.asked
     assert set(watch.moved) <= NO_MOVE
+
+
+OPTIONS: dict[str, tuple[Case, dict[str, Any]]] = {
+    "ditto/both-models": (Case("ditto", "friends"), {"everyone": True}),
+    "ditto/personal-model": (Case("ditto", "quadratic"), {}),
+    "pfedme/both-models": (Case("pfedme", "friends"), {"everyone": True}),
+    "pfedme/personal-model": (Case("pfedme", "quadratic"), {}),
+    "local-train/own-steps": (Case("local-train", "friends"), {"everyone": True}),
+    "local-svrg/steps-alone": (Case("local-train", "quadratic"), {"refresh": 0.5}),
+    "local-svrg/output-average": (Case("local-svrg", "quadratic"), {"average": True}),
+    "collaborate/validation-gradient": (Case("collaborate", "friends"), {"mirror": "trial"}),
+    "primal-dual/gradient-alone": (Case("primal-dual", "quadratic"), {"ask": "weighted", "scalar": "client"}),
+    "fednest/inner-svrg-steps": (Case("fednest", "nested-quadratic"), {}),
+    "two-layer/client-round": (Case("fedsep", "quadratic"), {"size": 2, "penalty": 0.1}),
+}
+"""Works that a method asks for with other settings or on other problems than the first."""
+
+
+@pytest.mark.parametrize("work", OPTIONS)
+def test_works_of_other_settings_too(work: str) -> None:
+    case, settings = OPTIONS[work]
+    watch = watched(case, **settings)
+    assert work in watch.asked
+    assert watch.moved == []
 
 
 NESTED = next(case for case in FIRST if case.method == "fednest-sgd")
