@@ -85,11 +85,11 @@ def test_moments_merge_in_any_grouping() -> None:
 
 def test_what_scaling_moved_is_in_the_ledger(folder: Path) -> None:
     problem = the(folder)
-    moved = {cause.rpartition(":")[2]: entry for cause, entry in problem.spent.by_cause.items()}
+    moved = {cause.rpartition("/")[2]: entry for cause, entry in problem.spent.by_cause.items()}
     numbers, clients = 2, 3
-    assert moved["column_moments"] == Entry(1, 3 * numbers * clients, 0, 8 * 3 * numbers * clients, 0)
-    assert set(moved) == {"column_moments", "dictionary_size", "category_counts"}
-    assert moved["category_counts"].rounds == 1
+    assert moved["column-moments"] == Entry(1, 3 * numbers * clients, 0, 8 * 3 * numbers * clients, 0)
+    assert set(moved) == {"column-moments", "dictionary-size", "category-counts"}
+    assert moved["category-counts"].rounds == 1
 
 
 def test_categories_are_those_of_all_files(folder: Path) -> None:

@@ -206,7 +206,12 @@ def _summary(text: str) -> dict[str, Any]:
 
 def _causes(text: str) -> dict[str, dict[str, int]]:
     found = _object(text)["by_cause"]
-    return {str(cause): {key: int(entry[key]) for key in TRAFFIC} for cause, entry in found.items()}
+    causes = {str(cause): {key: int(entry[key]) for key in TRAFFIC} for cause, entry in found.items()}
+    if not any(cause.startswith("coterie.") for cause in causes):
+        return causes
+    from coterie.federation.naming import current  # only for ledgers of former versions: it loads torch
+
+    return {current(cause): entry for cause, entry in causes.items()}
 
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
