@@ -25,7 +25,7 @@ Command = Callable[..., Any]
 def ask(address: str, path: str = "/", method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], str]:
     place = urlsplit(address)
     connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
-    connection.request(method, path, headers={"Host": host or place.netloc})
+    connection.request(method, place.path.rstrip("/") + path, headers={"Host": host or place.netloc})
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()
     connection.close()
@@ -75,7 +75,7 @@ def test_a_folder_without_a_run_waits_and_a_missing_one_is_refused(tmp_path: Pat
     with serving(tmp_path) as (address, live):
         assert json.loads(ask(address, "/data.json")[2])["state"] == "waiting"
         assert not live.is_over()
-        with pytest.raises(RunError, match="--port"), serving(tmp_path, int(address.rstrip("/").rpartition(":")[2])):
+        with pytest.raises(RunError, match="--port"), serving(tmp_path, urlsplit(address).port):
             pass
     with pytest.raises(UsageError, match="no folder"), serving(tmp_path / "none"):
         pass

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
 from coterie.cli.engines import engine_of, launcher
 from coterie.errors import UsageError
 
@@ -27,6 +27,7 @@ def run(
     engine: Annotated[str | None, typer.Option(help="Where clients live: local, flower, nvflare, ray.")] = None,
     superlink: Superlink = None,
     set_: Sets = None,
+    allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
@@ -55,6 +56,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="The result folder of the interrupted run.")],
     superlink: Superlink = None,
+    allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
@@ -85,6 +87,7 @@ def tune(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
+    allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:

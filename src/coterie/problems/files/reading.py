@@ -17,6 +17,7 @@ BLOCK = 20_000
 CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 DELIMITERS = ",;\t|"
+NUL = "\0"
 
 Values = np.ndarray | list[str | None]
 Block = dict[str, Values]
@@ -73,6 +74,28 @@ def columns_of(path: Path) -> list[str]:
 
 def blocks_of(path: Path, numeric: Sequence[str] = ()) -> Iterator[Block]:
     """The rows of a table, a block at a time. numeric names columns that should be numbers: tried the fast way."""
+    before = 0
+    for block in _blocks(path, numeric):
+        _check_text(block, before)
+        before += len(next(iter(block.values()), ()))
+        yield block
+
+
+def _check_text(block: Block, before: int) -> None:
+    """NUL is no text: a column of numpy's words loses it, and a word with it would be two different ones."""
+    for name, values in block.items():
+        if isinstance(values, list):
+            row = next((i for i, value in enumerate(values) if value is not None and NUL in value), None)
+            if row is not None:
+                raise _holds_nul(f"column {name!r} in row {before + row + 1:,}")
+
+
+def _holds_nul(where: str) -> Unreadable:
+    remedy = "Save the table as plain UTF-8 text; NUL is found in damaged files and in UTF-16."
+    return Unreadable(f"{where} holds a NUL character", remedy)
+
+
+def _blocks(path: Path, numeric: Sequence[str]) -> Iterator[Block]:
     form = form_of(path)
     if form == "csv":
         yield from _csv_blocks(path, frozenset(numeric))
@@ -99,6 +122,8 @@ def _header(path: Path, file: IO[str]) -> tuple[list[str], str]:
         raise _not_utf8(error, 1) from None
     except (OSError, EOFError) as error:
         raise Unreadable(f"cannot be read: {error}") from None
+    if NUL in first:
+        raise _holds_nul("the line of column names")
     if not first.strip():
         raise Unreadable("the file is empty", "A table has a line of column names, then a line a row.")
     delimiter = max(DELIMITERS, key=first.count)
