@@ -6,13 +6,14 @@ configuration folder:
     [code]
     allow = ["mine", "/home/me/models.py"]
 
-An entry is a module that Python finds by itself (with it, all modules inside), or the path of one `.py` file. The
-current folder is never searched: a file in it is admitted by its path, `--allow-code ./mine.py`. Consent belongs to a
-process. The processes that it starts inherit it by an environment variable; no result folder, configuration of a run,
-checkpoint or message can give it.
+An entry is a module that Python finds by itself (with it, all modules inside), the path of one `.py` file, or the
+address of a Ray cluster, whose replies can run code here. The current folder is never searched: a file in it is
+admitted by its path, `--allow-code ./mine.py`. Consent belongs to a process. The processes that it starts inherit it by
+an environment variable; no result folder, configuration of a run, checkpoint or message can give it.
 """
 
 import os
+import re
 import stat
 import sys
 import tomllib
@@ -22,7 +23,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from platformdirs import user_config_path
 
@@ -30,19 +31,21 @@ from coterie.errors import UsageError, clean
 
 VARIABLE = "COTERIE_ALLOW_CODE"  # how child processes inherit the consent of their parent
 FILE = ".py"
+ADDRESS = re.compile(r"(ray://)?[\w.\-]+:\d+|(ray://)?\[[0-9a-fA-F:.]+\]:\d+")
+OWN = re.compile(r"auto|local|(ray://)?(127\.0\.0\.1|localhost|\[::1\]):\d+")  # clusters of this machine
 
 
 def allow_code(*modules: str) -> None:
     """Let configurations and models name code in these modules, in this process and in those that it starts.
 
     Args:
-        modules: names of modules that Python finds, or paths of `.py` files.
+        modules: names of modules that Python finds, paths of `.py` files, or addresses of Ray clusters.
 
     Example:
         >>> coterie.allow_code("mine")  # doctest: +SKIP
     """
     entries = dict.fromkeys([*_inherited(), *(_entry(module) for module in modules)])
-    os.environ[VARIABLE] = os.pathsep.join(entries)
+    os.environ[VARIABLE] = "\n".join(entries)
 
 
 @contextmanager
@@ -89,6 +92,25 @@ def resolve(name: str, setting: str, entries: Iterable[str] | None = None) -> Ca
     return _defined(_loaded(module, entry, setting), attribute, name, setting)
 
 
+def is_address(value: object) -> TypeGuard[str]:
+    """Whether this is HOST:PORT or ray://HOST:PORT."""
+    return isinstance(value, str) and ADDRESS.fullmatch(value) is not None
+
+
+def check_address(address: str, setting: str) -> None:
+    """Refuse a cluster elsewhere that only a file names: it would get the rows, and its replies can run code here.
+
+    Args:
+        address: HOST:PORT or ray://HOST:PORT; those of this machine, "auto" and "local" need no consent.
+        setting: where the address stands, for errors.
+    """
+    if not OWN.fullmatch(address) and address not in admitted():
+        raise UsageError(
+            f"{setting} = {clean(address)!r} is another machine, which would get the clients' rows and could run code "
+            f"here. If you trust it, add --allow-code {clean(address)}."
+        )
+
+
 def search_path() -> str:
     """PYTHONPATH for a process that should find the modules that this one finds; start it with -P."""
     return os.pathsep.join(path for path in sys.path if path)
@@ -100,11 +122,13 @@ def _entry(text: str) -> str:
         path = Path(text).expanduser().resolve()
         if not path.is_file():
             raise UsageError(f"--allow-code {text}: there is no file {path}.")
-        if not path.stem.isidentifier() or os.pathsep in str(path):
+        if not path.stem.isidentifier() or "\n" in str(path):
             raise UsageError(f"--allow-code {text}: rename the file so that its name is that of a Python module.")
         return str(path)
-    if not _is_dotted(text):
-        raise UsageError(f"--allow-code {clean(text)!r} is neither the name of a module nor a path that ends in .py.")
+    if not _is_dotted(text) and not is_address(text):
+        raise UsageError(
+            f"--allow-code {clean(text)!r} is neither the name of a module, nor a path that ends in .py, nor HOST:PORT."
+        )
     return text
 
 
@@ -113,7 +137,7 @@ def _is_dotted(text: str) -> bool:
 
 
 def _inherited() -> list[str]:
-    return [entry for entry in os.environ.get(VARIABLE, "").split(os.pathsep) if entry]
+    return [entry for entry in os.environ.get(VARIABLE, "").split("\n") if entry]
 
 
 def _configured(path: Path) -> list[str]:
@@ -209,4 +233,4 @@ def _defined(module: ModuleType, attribute: str, name: str, setting: str) -> Cal
     return found
 
 
-__all__ = ["VARIABLE", "admitted", "allow_code", "allowing", "resolve", "search_path"]
+__all__ = ["VARIABLE", "admitted", "allow_code", "allowing", "check_address", "is_address", "resolve", "search_path"]

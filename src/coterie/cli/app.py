@@ -41,7 +41,7 @@ AllowCode = Annotated[
     typer.Option(
         "--allow-code",
         metavar="MODULE",
-        help="Let files name code of this module, or of a file such as ./mine.py; may be repeated.",
+        help="Let files name code of this module, of ./FILE.py, or a Ray cluster at HOST:PORT; may be repeated.",
         callback=_consent,
     ),
 ]

@@ -140,7 +140,9 @@ def handler(live: Live, token: str) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-class _Server(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
+    """Quiet where a browser goes away in the middle of an answer."""
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that went away is nothing to report."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
@@ -152,7 +154,7 @@ def serving(folder: Path, port: int = 0) -> Iterator[tuple[str, Live]]:
     """The server in a thread of its own; gives its address."""
     live, token = Live(folder), token_urlsafe(24)
     try:
-        server = _Server((LOOPBACK, port), handler(live, token))
+        server = Server((LOOPBACK, port), handler(live, token))
     except OSError as error:
         raise RunError(f"port {port} cannot be used: {error.strerror or error}. Choose another with --port.") from None
     server.daemon_threads = True

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -250,7 +251,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, BadZipFile) as error:
         raise Unreadable(f"no readable NPZ: {error}", "Write it with numpy.savez(file, x=…, label=…).") from None
     if not arrays:
         raise Unreadable("the file is empty", "Write it with numpy.savez(file, x=…, label=…).")
@@ -355,7 +356,7 @@ def _picture(pillow: Any, file: Path, side: int | None) -> np.ndarray:
             if side is not None:
                 image = image.resize((side, side))
             array = np.asarray(image, dtype=np.uint8)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pillow.DecompressionBombError) as error:
         raise Unreadable(f"{file.name} is no readable picture: {error}") from None
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
