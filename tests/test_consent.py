@@ -239,6 +239,24 @@ def test_a_cluster_that_only_a_file_names_is_not_joined() -> None:
         check_address("10.0.0.5:6379", "engine.address")
 
 
+def test_a_flare_job_names_its_own_files_or_needs_consent_at_the_site(
+    tmp_path: Path, trap: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coterie.nvflare_engine.compute import _node
+
+    how: dict[str, Any] = {"memory": None, "client": 0, "site": "true", "modules": [], "shares_memory": False}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("subprocess:Popen", trap[0]):
+        with pytest.raises(UsageError, match="names code"):
+            _node({**how, "load": name})
+    assert not trap[1].exists()
+    (tmp_path / "custom").mkdir()
+    text = "from coterie.federation.remote import Node\ndef load(site): return Node.__new__(Node)\n"
+    (tmp_path / "custom" / "job_data.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "custom"))
+    assert type(_node({**how, "load": "job_data:load"})).__name__ == "Node"
+
+
 BAD_MODELS: list[tuple[dict[str, Any], str]] = [
     ({"model__shape": [10**12]}, "model.shape"),
     ({"model__shape": [2**20, 2**20, 2**20]}, "do not fit"),

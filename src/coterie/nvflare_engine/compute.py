@@ -114,7 +114,10 @@ def _came_with_the_job(module: str) -> bool:
     """Whether a module is one of the job's own files, which the site's FLARE has let in; others need consent here."""
     top = module.partition(".")[0]
     spec = find_spec(top) if top.isidentifier() else None
-    return spec is not None and spec.origin is not None and CUSTOM in Path(spec.origin).parts
+    if spec is None or spec.origin is None:
+        return False
+    folders = [Path(entry).resolve() for entry in sys.path if Path(entry).name == CUSTOM]
+    return any(Path(spec.origin).resolve().is_relative_to(folder) for folder in folders)
 
 
 def sealed(settings: dict[str, Any]) -> str:
