@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.consent import allowing
 from coterie.errors import UsageError
 from coterie.federation.ledger import Entry
 from coterie.problems import Context
@@ -260,7 +261,8 @@ def factory(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 def test_a_network_of_ones_own(folder: Path) -> None:
-    problem = the(folder, model=f"{__name__}:factory")
+    with allowing([__name__]):
+        problem = the(folder, model=f"{__name__}:factory")
     assert problem.start.numel() == 7 * 3 + 3 + 3 * 2 + 2
 
 

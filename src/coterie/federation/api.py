@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.errors import NoClients, UsageError
+from coterie.errors import NoClients, UsageError, clean
+from coterie.federation.events import known
 from coterie.federation.ledger import Ledger
 from coterie.federation.reduce import BlockedSum
 from coterie.federation.tree import Size, Tree, joined, mapped, put, rows, size, tensors, tree_flatten, tree_unflatten
@@ -426,13 +427,14 @@ class Federation:
             yield short
 
     def _note(self, cause: str, failure: Failure) -> None:
+        """Record a failure; kind and reason may be a client's own words."""
         self.book.events.append(
             {
                 "round": self.round,
                 "phase": cause,
                 "client": failure.client,
-                "event": failure.kind,
-                "reason": failure.reason,
+                "event": known(failure.kind),
+                "reason": clean(failure.reason),
             }
         )
 

@@ -161,7 +161,7 @@ def _checked(path: Path, reading: Callable[[], T]) -> T:
     """What a reader returns; what it stumbles over becomes an error that names the file."""
     try:
         return reading()
-    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
 
 
