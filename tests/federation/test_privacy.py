@@ -115,6 +115,12 @@ def test_two_uploads_with_one_draw_have_independent_noise(hiding):
     assert float((one - two).std()) == pytest.approx(1.5 * math.sqrt(2), rel=0.03)
 
 
+def test_a_mean_of_n_clients_has_the_noise_of_all_of_them(hiding):
+    """Deviation zC/√n: for somebody who sees nothing but sums, n participants are worth a multiplier of √n z."""
+    mean = hiding(clip=3.0, noise=0.5, n=9).mean(wide, draw=DRAW)
+    assert float(mean.std()) == pytest.approx(1.5 / 3, rel=4 / math.sqrt(2 * len(mean)))
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_chunks_do_not_change_a_bit(hiding, chunk):
     one, two = (hiding(1.0, 1.0, chunk=size).gather(reply, draw=DRAW).rows for size in (None, chunk))
@@ -292,6 +298,7 @@ def test_noise_that_comes_with_the_client_amplifies_delta_only():
 def test_what_is_not_covered_is_listed_and_printed():
     pytest.importorskip("dp_accounting", reason=REASON)
     more = {"run.problem": "friends", "run.method": "ditto", "run.rounds": 2, "federation.target": 3}
+    more |= {"problem.everyone": True, "method.local_steps": 1, "method.personal_steps": 1}
     config = configured(**more, **{"privacy.clip": 1.0, "privacy.noise": 1.0, "run.baselines": ["fedavg"]})
     summary = run_rounds(assemble(config), None).summary
     kinds = [text.partition(":")[0] for text in summary["privacy"]["not_covered"]]
