@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from coterie.errors import UsageError
-from coterie.experiment.build import assemble, check_deployable
+from coterie.experiment.build import assemble, check_deployable, noise_name
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Attack, Attacked, Federation, LocalEngine, Memory, walks, work
@@ -113,6 +113,28 @@ def test_two_uploads_with_one_draw_have_independent_noise(hiding):
     fed = hiding(clip=3.0, noise=0.5, n=2)
     one, two = (fed.gather(wide, draw=DRAW).rows for _ in range(2))
     assert float((one - two).std()) == pytest.approx(1.5 * math.sqrt(2), rel=0.03)
+
+
+def test_runs_that_differ_have_independent_noise(hiding):
+    """A run and its baselines have one seed, and often one draw for one phase: their noise must not cancel."""
+    fed = hiding(clip=3.0, noise=0.5, n=2)
+    one, two = (
+        replace(fed, engine=replace(fed.engine, run=name)).gather(wide, draw=DRAW).rows for name in ("one", "two")
+    )
+    assert float((one - two).std()) == pytest.approx(1.5 * math.sqrt(2), rel=0.03)
+    plain = configured(**{"privacy.clip": 1.0})
+    names = [noise_name(plain)]
+    same = [
+        {"run.rounds": 9},
+        {"federation.mode": "sequential"},
+        {"federation.chunk": 2},
+        {"run.baselines": ["fedavg"]},
+    ]
+    names += [noise_name(configured(**{"privacy.clip": 1.0, **more})) for more in same]
+    assert len(set(names)) == 1
+    other = [{"method.step": 0.2}, {"privacy.noise": 2.0}, {"federation.active": 0.5}, {"run.method": "fedavg"}]
+    names += [noise_name(configured(**{"privacy.clip": 1.0, **more})) for more in other]
+    assert len(set(names)) == 5
 
 
 def test_a_mean_of_n_clients_has_the_noise_of_all_of_them(hiding):
@@ -309,7 +331,7 @@ def test_what_is_not_covered_is_listed_and_printed():
         "the target (client 3)",
         "measures",
         "client memory",
-        "baselines",
+        "baselines (fedavg)",
     ]
     console = Console(record=True, width=120, file=io.StringIO())
     show_privacy(console, summary["privacy"])

@@ -142,6 +142,15 @@ def test_noise_has_the_radius_times_the_multiplier(folder: Path) -> None:
     assert float((across - torch.eye(len(across))).abs().max()) < 5 / math.sqrt(noise[:, 0].numel())
 
 
+def test_another_release_has_other_noise(folder: Path) -> None:
+    """Twice the noise multiplier with one seed: if the noise were the same, the two would give the rows' means away."""
+    tables = tables_of(folder)
+    layout = layout_of(tables, StatisticsPrivacy(1.0, BOUNDS))
+    exact, one, two = (bounded_means(tables, layout, noise, 0)[0] for noise in (0.0, 1.0, 2.0))
+    cosine = torch.corrcoef(torch.stack([(one - exact).flatten(), (two - exact).flatten()]))[0, 1]
+    assert abs(float(cosine)) < 5 / math.sqrt(exact.numel())
+
+
 def test_nothing_else_is_asked_of_the_clients(folder: Path) -> None:
     moved = private_problem(folder, 1.0).spent.by_cause
     assert [cause.rpartition(":")[2] for cause in moved] == ["column_means"]

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from coterie.errors import UsageError
+from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
     Attack,
@@ -124,7 +125,7 @@ def assemble(config: Config, network: Network | None = None) -> Parts:
     with using_threads(threads):
         fed, chosen = federate(problem, config.federation)
     if config.privacy.clip is not None:
-        method = hiding(method, problem, fed, config.privacy)
+        method = hiding(method, problem, fed, config)
     if config.federation.compress != "none":
         table = config.federation
         method = compressed(method, fed, Compression(config.federation.compress, table.ratio, table.feedback))
@@ -194,7 +195,11 @@ def run_name(config: Config) -> str:
     """The name by which nodes know a run; a resumed run has the same, whatever was settled by measurement since."""
     run = ("run.method", "run.problem", "run.seed", "run.dtype")
     kept = {k: v for k, v in config.settings().items() if k in run or k.startswith(("method.", "problem."))}
-    return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return _digest(kept)
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def federate_remotely(
@@ -254,15 +259,28 @@ def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str
     return fed, {"mode": mode, "chunk": chunk}
 
 
-def hiding(method: Method, problem: Any, fed: Federation, table: PrivacyTable) -> Method:
+def hiding(method: Method, problem: Any, fed: Federation, config: Config) -> Method:
     """The same method with private uploads; without the accountant, or if it sends what noise cannot hide, refused."""
+    table = config.privacy
     if table.clip is None:
         return method
     if table.noise:
         library()
-    hidden = private(method, fed, Mechanism(table.clip, table.noise), table.delta, released(problem))
+    mechanism, name = Mechanism(table.clip, table.noise), noise_name(config)
+    hidden = private(method, fed, mechanism, table.delta, released(problem), name)
     check_private(hidden, problem, fed)
     return hidden
+
+
+def noise_name(config: Config) -> str:
+    """A name of all settings that decide what clients upload; a resumed run has the same.
+
+    Runs that differ have independent noise: equal noise would cancel between a run and its baselines.
+    """
+    tables = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.", "federation.", "faults.")
+    left_out = MAY_CHANGE | {"federation.mode"}  # settled by measurement
+    kept = {k: v for k, v in config.settings().items() if k.startswith((*tables, "privacy.")) and k not in left_out}
+    return _digest(kept)
 
 
 def released(problem: Any) -> tuple[float, ...]:
@@ -309,7 +327,7 @@ def not_covered(parts: Parts, state: Any) -> list[str]:
         "measures: losses and accuracies in the records are computed without noise": True,
         "client memory: personal models in the records are without noise": _shows_memory(method, state),
         f"prior knowledge: {method.name} knows the {' and '.join(known)} in advance": bool(known),
-        f"baselines: {', '.join(config.run.baselines or ())} use the same rows and spend budgets of their own": bool(
+        f"baselines ({', '.join(config.run.baselines or ())}): each spends a budget of its own on the same rows": bool(
             config.run.baselines
         ),
     }

@@ -53,11 +53,19 @@ class Mechanism:
 
 @dataclass
 class Private(Wrapped):
-    """Another engine's clients, each of which hides its updates. `uploads` counts them by client, and changes."""
+    """Another engine's clients, each of which hides its updates.
+
+    Args:
+        engine: the other engine.
+        mechanism: what clients do with each upload.
+        uploads: how many each client has made, [n]; it changes.
+        run: a name of the run; runs of other names have independent noise, also with the same seed.
+    """
 
     engine: Engine
     mechanism: Mechanism
     uploads: Tensor
+    run: str = ""
 
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work; what leaves a client is clipped and noisy."""
@@ -75,7 +83,7 @@ class Private(Wrapped):
                 "choose a method that sends real numbers only, or leave [privacy] out."
             )
         # a method may give one draw to two works; the number of the upload keeps their noise independent
-        draw = call.draw.phase("privacy").client(replies.ids).step(self.uploads[replies.ids])
+        draw = call.draw.phase(f"privacy {self.run}").client(replies.ids).step(self.uploads[replies.ids])
         hidden = clipped_and_noisy(updates, self.mechanism, draw)
         return replies._replace(values=call.results(replies.ids, tree_unflatten(hidden, structure)))
 

@@ -29,7 +29,12 @@ class PrivateState(NamedTuple):
 
 
 def private(
-    method: Method, everyone: Federation, mechanism: Mechanism, delta: float, before: Sequence[float] = ()
+    method: Method,
+    everyone: Federation,
+    mechanism: Mechanism,
+    delta: float,
+    before: Sequence[float] = (),
+    run: str = "",
 ) -> Method:
     """The same method with private uploads.
 
@@ -39,13 +44,14 @@ def private(
         mechanism: how each upload is clipped and made noisy.
         delta: δ of the ε that is recorded.
         before: the noise multipliers of what every client released before the first round.
+        run: a name of the run; runs of other names have independent noise.
     """
 
     def rounds(fed: Federation, s: PrivateState, draw: Draw) -> PrivateState:
         made: list[Private] = []
 
         def wrap(engine: Any) -> Any:
-            made.append(Private(engine, mechanism, s.uploads))
+            made.append(Private(engine, mechanism, s.uploads, run))
             return made[0]
 
         def after(inner: Any) -> PrivateState:

@@ -214,9 +214,10 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
 def show_privacy(console: Console, privacy: dict[str, Any]) -> None:
     """What was spent, and what it does not cover."""
     spent, of_statistics = privacy["epsilon"], privacy.get("epsilon_statistics")
-    part = "" if of_statistics is None else f", of which the statistics alone are ε = {of_statistics:.3g}"
+    part = "" if of_statistics is None else f" (of the statistics alone, ε = {of_statistics:.3g})"
     if spent is not None:
-        console.print(f"\nPrivacy of a client against the server: ε = {spent:.3g} at δ = {privacy['delta']:g}{part}.")
+        text = f"ε = {spent:.3g} at δ = {privacy['delta']:g}{part}"
+        console.print(f"\nPrivacy of a client against the server: {text}.", soft_wrap=True)
     if privacy.get("not_covered"):
         console.print("Not covered:" if spent is not None else "\nNo privacy is claimed. Not covered:")
         for text in privacy["not_covered"]:

@@ -126,10 +126,11 @@ def layout_of(tables: Tables, statistics: StatisticsPrivacy) -> Layout:
     _check_known("bounds", bounds, numeric, "numeric columns")
     _check_known("categories", categories, form.codes(), "columns of words")
     if lacking := [name for name in numeric if name not in bounds]:
+        listed = ", ".join(map(repr, lacking[:8])) + (f" and {len(lacking) - 8} more" if len(lacking) > 8 else "")
         raise UsageError(
-            f"privacy.bounds lacks the column{'s' if len(lacking) > 1 else ''} {', '.join(map(repr, lacking))}. With "
-            "privacy.noise, clients clip every numeric column to declared bounds before they send noisy means; bounds "
-            "read off the rows would reveal them. Declare what is known beforehand, for example "
+            f"privacy.bounds lacks the column{'s' if len(lacking) > 1 else ''} {listed}. With privacy.noise, clients "
+            "clip every numeric column to declared bounds before they send noisy means; bounds read off the rows would "
+            "reveal them. Declare what is known beforehand, for example "
             f"--set 'privacy.bounds={{\"{lacking[0]}\"=[0.0, 100.0]}}', or leave columns out with problem.drop."
         )
     low, high = (torch.tensor([bounds[name][i] for name in numeric], dtype=torch.float64) for i in (0, 1))
@@ -152,7 +153,8 @@ def bounded_means(tables: Tables, layout: Layout, noise: float, seed: int) -> tu
     """The clients' noisy vectors, [K, D], the target's own without noise, [D], and what was moved."""
     fed = federation_of(tables)
     uploads = torch.zeros(fed.n, dtype=torch.int64)
-    fed = replace(fed, engine=Private(fed.engine, Mechanism(layout.radius, noise), uploads))
+    declared = (noise, layout.middle.tolist(), layout.half.tolist(), layout.words)  # another release, other noise
+    fed = replace(fed, engine=Private(fed.engine, Mechanism(layout.radius, noise), uploads, str(declared)))
     draw = Draw.of(seed).phase("statistics")
     rows = fed.gather(column_means, layout.shared, draw=draw).rows
     return rows, fed.ask_target(column_means, layout.shared, draw=draw), fed.ledger
