@@ -17,16 +17,17 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation.privacy import composed, epsilon
+from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.files import files
-from coterie.problems.files.private import bounded_means, layout_of, learnt_privately
+from coterie.problems.files.prepare import federation_of
+from coterie.problems.files.private import bounded_means, column_means, layout_of, learnt_privately
 from coterie.problems.files.tables import Options, expand, read
 from coterie.problems.parameters import StatisticsPrivacy
 
 HEADER = ("age", "dose", "ward", "label")
 BOUNDS = {"age": [0.0, 100.0], "dose": [-1.0, 1.0]}
 PATIENT = "Erika Mustermann"
-NEEDED = pytest.importorskip
 REASON = "needs coterie[privacy]"
 
 
@@ -86,7 +87,7 @@ def tables_of(folder: Path) -> Any:
 
 
 def test_no_word_that_only_a_client_has_is_in_any_result(folder: Path, tmp_path: Path) -> None:
-    NEEDED("dp_accounting", reason=REASON)
+    pytest.importorskip("dp_accounting", reason=REASON)
     out = tmp_path / "out"
     out.mkdir()
     parts = assemble(configured(folder))
@@ -99,7 +100,7 @@ def test_no_word_that_only_a_client_has_is_in_any_result(folder: Path, tmp_path:
 
 
 def test_the_statistics_are_counted(folder: Path, tmp_path: Path) -> None:
-    NEEDED("dp_accounting", reason=REASON)
+    pytest.importorskip("dp_accounting", reason=REASON)
     result = run_rounds(assemble(configured(folder, **{"privacy.statistics": 2.0})), tmp_path)
     spent = result.summary["privacy"]
     whole = epsilon(composed([(4.0, 3), (2.0, 1)]), 1, 1e-5)
@@ -110,7 +111,7 @@ def test_the_statistics_are_counted(folder: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_setting_of_their_own_statistics_are_as_noisy_as_an_update(folder: Path) -> None:
-    NEEDED("dp_accounting", reason=REASON)
+    pytest.importorskip("dp_accounting", reason=REASON)
     summary = run_rounds(assemble(configured(folder)), None).summary["privacy"]
     assert summary["epsilon"] == pytest.approx(epsilon(4.0, 3 + 1, 1e-5), rel=1e-12)
 
@@ -123,8 +124,8 @@ def test_a_clients_contribution_is_bounded_whatever_its_rows(folder: Path) -> No
     write(folder / "sites" / "s1.csv", [["", "", "", "no"], *extreme])
     tables = tables_of(folder)
     layout = layout_of(tables, StatisticsPrivacy(1.0, BOUNDS))
-    rows, own = bounded_means(tables, layout, 0.0, 0)[:2]
-    lengths = torch.cat([rows, own[None]]).norm(dim=1)
+    rows = federation_of(tables).gather(column_means, layout.shared, draw=Draw.of(0)).rows  # before any clipping
+    lengths = rows.norm(dim=1)
     assert bool((lengths <= layout.radius * (1 + 1e-12)).all())
     assert float(lengths[0]) == pytest.approx(layout.radius, rel=1e-12)
     assert layout.radius == pytest.approx(math.sqrt(2 * 5 / 4 + 2))
@@ -239,7 +240,6 @@ def test_rows_of_classes_that_are_not_declared_stay_unused_at_their_client(folde
     ],
 )
 def test_what_cannot_be_private_is_refused_with_the_remedy(folder: Path, more: Any, complaint: str) -> None:
-    NEEDED("dp_accounting", reason=REASON)
     with pytest.raises(UsageError, match=complaint):
         assemble(configured(folder, **more))
 
