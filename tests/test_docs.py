@@ -180,3 +180,14 @@ def test_how_pages_are_read(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"page.md:27: coterie run --method nonsense\s+error: unknown method"):
         reader.read_to(found[5])
     assert Path.cwd() == here
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "SECURITY.md").read_text(encoding="utf-8")))
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }
+    assert named
+    assert named <= defined, sorted(named - defined)

@@ -1,22 +1,40 @@
 """What leaves a client is no longer than the clip, noisy by the scale that was set, and worth what the library says."""
 
+import csv
+import io
+import json
 import math
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import norm
 
 from coterie.errors import UsageError
-from coterie.experiment.build import assemble, check_deployable
+from coterie.experiment.build import assemble, check_deployable, noise_name
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Attack, Attacked, Federation, LocalEngine, Memory, moved_from, work
 from coterie.federation.faults import Faults, Faulty
-from coterie.federation.privacy import Mechanism, Private, epsilon, epsilon_sampled, innermost, library
+from coterie.federation.privacy import (
+    ORDERS,
+    Mechanism,
+    Private,
+    composed,
+    epsilon,
+    epsilon_sampled,
+    innermost,
+    library,
+)
 from coterie.federation.work import held
 from coterie.numerics import Draw
+from coterie.report.terminal import show_privacy
 
 N = 6
 DRAW = Draw.of(2)
@@ -85,8 +103,43 @@ def test_noise_has_the_scale_that_was_set_and_differs_by_client_and_phase(hiding
     other = fed.gather(wide, draw=DRAW.phase("b")).rows
     cosines = torch.corrcoef(torch.cat([rows, other])) - torch.eye(8, dtype=rows.dtype)
     assert float(cosines.abs().max()) < 5 / math.sqrt(d)
-    again = fed.gather(wide, draw=DRAW.phase("a")).rows
+    again = hiding(clip=3.0, noise=0.5, n=4).gather(wide, draw=DRAW.phase("a")).rows
     assert torch.equal(rows, again)
+
+
+def test_two_uploads_with_one_draw_have_independent_noise(hiding):
+    """Equal noise would cancel in the difference of the two: composition would not hold."""
+    fed = hiding(clip=3.0, noise=0.5, n=2)
+    one, two = (fed.gather(wide, draw=DRAW).rows for _ in range(2))
+    assert float((one - two).std()) == pytest.approx(1.5 * math.sqrt(2), rel=0.03)
+
+
+def test_runs_that_differ_have_independent_noise(hiding):
+    """A run and its baselines have one seed, and often one draw for one phase: their noise must not cancel."""
+    fed = hiding(clip=3.0, noise=0.5, n=2)
+    one, two = (
+        replace(fed, engine=replace(fed.engine, run=name)).gather(wide, draw=DRAW).rows for name in ("one", "two")
+    )
+    assert float((one - two).std()) == pytest.approx(1.5 * math.sqrt(2), rel=0.03)
+    plain = configured(**{"privacy.clip": 1.0})
+    names = [noise_name(plain)]
+    same = [
+        {"run.rounds": 9},
+        {"federation.mode": "sequential"},
+        {"federation.chunk": 2},
+        {"run.baselines": ["fedavg"]},
+    ]
+    names += [noise_name(configured(**{"privacy.clip": 1.0, **more})) for more in same]
+    assert len(set(names)) == 1
+    other = [{"method.step": 0.2}, {"privacy.noise": 2.0}, {"federation.active": 0.5}, {"run.method": "fedavg"}]
+    names += [noise_name(configured(**{"privacy.clip": 1.0, **more})) for more in other]
+    assert len(set(names)) == 5
+
+
+def test_a_mean_of_n_clients_has_the_noise_of_all_of_them(hiding):
+    """Deviation zC/√n: for somebody who sees nothing but sums, n participants are worth a multiplier of √n z."""
+    mean = hiding(clip=3.0, noise=0.5, n=9).mean(wide, draw=DRAW)
+    assert float(mean.std()) == pytest.approx(1.5 / 3, rel=4 / math.sqrt(2 * len(mean)))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
@@ -154,6 +207,14 @@ def test_clipping_alone_needs_no_accountant_and_has_no_budget(tmp_path):
         "uploads_a_round": 1,
         "epsilon": None,
         "epsilon_sampled": None,
+        "epsilon_sampled_reason": "every client takes part in every round",
+        "not_covered": [
+            "updates: privacy.noise = 0 clips them and adds no noise",
+            "sizes: every client's number of rows is used as it is",
+            "participation: who takes part, answers or fails is recorded",
+            "the target: its rows are used without noise",
+            "measures: losses and accuracies in the records are computed without noise",
+        ],
     }
     assert [line["uploads"] for line in result.history] == [0, 1, 2, 3, 4, 5]
     loose = run_rounds(assemble(configured(**{"privacy.clip": 1e9})), None)
@@ -207,23 +268,144 @@ def test_without_the_library_noise_is_refused_with_the_remedy(monkeypatch):
         assemble(configured(**{"privacy.clip": 1.0, "privacy.noise": 1.0}))
 
 
-# the accountant
+# who took part, and what else is not covered
+
+
+def by_round(folder):
+    with (folder / "weights.csv").open() as file:
+        return [[float(value) for value in row[1:]] for row in list(csv.reader(file))[1:]]
+
+
+def test_weights_show_who_took_part_so_no_amplification_is_claimed(tmp_path):
+    """The weights of those that were not active keep their share: a reader of weights.csv names the active set."""
+    more = {"privacy.clip": 1.0, "federation.active": 0.5}
+    parts = assemble(configured(**more))
+    run_rounds(parts, tmp_path)
+    draw = Draw.of(parts.config.run.seed)
+    for t, (before, after) in enumerate(pairwise(by_round(tmp_path))):
+        changed = {k for k, (one, two) in enumerate(zip(before, after, strict=True)) if one != two}
+        active = set(parts.fed.begin(t + 1, draw.round(t)).ids.tolist())
+        assert changed == active or len(active) == 1
+    spent = json.loads((tmp_path / "summary.json").read_text())["privacy"]
+    assert spent["epsilon_sampled"] is None
+    assert "weights.csv shows who took part" in spent["epsilon_sampled_reason"]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"federation.count": 2}, "a fixed number of participants"),
+        ({}, "every client takes part"),
+        ({"federation.active": 0.5, "run.method": "fedavg", "faults.crash": 0.5}, "events.jsonl names participants"),
+        ({"federation.active": 0.5, "run.method": "fedavg"}, "each participant brings its own noise"),
+    ],
+)
+def test_the_sampled_epsilon_is_null_with_the_reason(more, reason):
+    spent = run_rounds(assemble(configured(**{"privacy.clip": 1.0, **more})), None).summary["privacy"]
+    assert spent["epsilon_sampled"] is None
+    assert reason in spent["epsilon_sampled_reason"]
+
+
+def test_noise_that_comes_with_the_client_amplifies_delta_only():
+    """One round with probability q: density by density, δ'(ε) = q δ(ε), since no upload has no density in common."""
+    q, z, eps = 0.3, 1.2, 0.7
+    x = torch.linspace(-20.0, 20.0, 400_001, dtype=torch.float64)
+    there, empty = (torch.distributions.Normal(mean, z).log_prob(x).exp() for mean in (1.0, 0.0))
+    excess = (q * there - math.exp(eps) * q * empty).clamp(min=0.0)
+    silent = max(0.0, (1 - q) * (1 - math.exp(eps)))
+    assert float(torch.trapezoid(excess, x)) + silent == pytest.approx(q * exact_delta(z, eps), rel=1e-6)
+
+
+def test_what_is_not_covered_is_listed_and_printed():
+    pytest.importorskip("dp_accounting", reason=REASON)
+    more = {"run.problem": "friends", "run.method": "ditto", "run.rounds": 2, "federation.target": 3}
+    more |= {"problem.everyone": True, "method.local_steps": 1, "method.personal_steps": 1}
+    config = configured(**more, **{"privacy.clip": 1.0, "privacy.noise": 1.0, "run.baselines": ["fedavg"]})
+    summary = run_rounds(assemble(config), None).summary
+    kinds = [text.partition(":")[0] for text in summary["privacy"]["not_covered"]]
+    assert kinds == [
+        "the seed",
+        "sizes",
+        "participation",
+        "the target (client 3)",
+        "measures",
+        "client memory",
+        "baselines (fedavg)",
+    ]
+    console = Console(record=True, width=120, file=io.StringIO())
+    show_privacy(console, summary["privacy"])
+    text = console.export_text()
+    assert f"ε = {summary['privacy']['epsilon']:.3g} at δ = 1e-05" in text
+    assert all(entry in text for entry in summary["privacy"]["not_covered"])
+
+
+def test_a_method_without_personal_models_shows_no_memory():
+    summary = run_rounds(assemble(configured(**{"privacy.clip": 1.0, "run.method": "fedavg"})), None).summary
+    assert not any(text.startswith("client memory") for text in summary["privacy"]["not_covered"])
+
+
+# the accountants, beside computations of their own
 
 REASON = "needs coterie[privacy]"
 
 
-def test_epsilon_is_that_of_the_exact_gaussian_mechanism():
-    """δ = Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ) (Balle and Wang 2018), with σ = z/√T."""
+def exact_delta(sigma: float, eps: float) -> float:
+    """δ = Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ) of a Gaussian mechanism with sensitivity 1 (Balle and Wang 2018)."""
+    a, b = 0.5 / sigma - eps * sigma, -0.5 / sigma - eps * sigma
+    return float(norm.cdf(a) - math.exp(eps + norm.logcdf(b)))
+
+
+def exact_epsilon(sigma: float, delta: float) -> float:
+    """The root of δ(ε) = δ."""
+    if exact_delta(sigma, 0.0) <= delta:
+        return 0.0
+    return float(brentq(lambda eps: exact_delta(sigma, eps) - delta, 0.0, 0.5 / sigma**2 + 40.0 / sigma, xtol=1e-13))
+
+
+def renyi_epsilon(noise: float, rounds: int, delta: float, q: float) -> float:
+    """Mironov, Talwar and Zhang (2019), whole orders: R(α) = log Σ_k C(α, k) (1−q)^(α−k) q^k e^{k(k−1)/2z²} / (α − 1),
+    and ε = min_α T R(α) + log(1 − 1/α) − log(δα)/(α − 1) (Canonne, Kamath and Steinke 2020)."""
+    found = []
+    for order in ORDERS:
+        terms = [
+            math.log(math.comb(order, k))
+            + (order - k) * math.log1p(-q)
+            + k * math.log(q)
+            + k * (k - 1) / (2 * noise**2)
+            for k in range(order + 1)
+        ]
+        divergence = rounds * logsumexp(terms) / (order - 1)
+        found.append(divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
+    return max(0.0, float(min(found)))
+
+
+@pytest.mark.parametrize(("z", "T"), [(1.0, 1), (4.0, 10), (10.0, 200), (0.5, 3), (30.0, 5)])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+def test_epsilon_is_that_of_the_exact_gaussian_mechanism(z, T, delta):
+    """T uploads with noise z are one mechanism of noise z/√T, whose ε is known in closed form up to a root."""
     pytest.importorskip("dp_accounting", reason=REASON)
+    assert epsilon(z, T, delta) == pytest.approx(exact_epsilon(z / math.sqrt(T), delta), rel=1e-6)
 
-    def delta(sigma: float, eps: float) -> float:
-        phi = torch.distributions.Normal(0.0, 1.0).cdf
-        a, b = torch.tensor([0.5 / sigma - eps * sigma, -0.5 / sigma - eps * sigma], dtype=torch.float64)
-        return float(phi(a) - math.exp(eps) * phi(b))
 
-    for z, T in ((1.0, 1), (4.0, 10), (10.0, 200)):
-        eps = epsilon(z, T, 1e-5)
-        assert delta(z / math.sqrt(T), eps) == pytest.approx(1e-5, rel=1e-3)
+def test_releases_of_different_noise_add_up_by_their_precisions():
+    """The privacy loss of Gaussian mechanisms is Gaussian of mean μ = Σ T/2z² and variance 2μ: sums keep that form."""
+    assert composed([(3.0, 4), (2.0, 1)]) == pytest.approx(1 / math.sqrt(4 / 9 + 1 / 4))
+    assert composed([(3.0, 0)]) == composed([]) == math.inf
+    assert composed([(3.0, 1), (0.0, 1)]) == 0.0
+    assert composed([(0.0, 0), (2.0, 1)]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("noise", "rounds", "q"), [(1.1, 14_400, 250 / 60_000), (1.5, 40, 0.2), (2.0, 5, 0.5), (0.8, 100, 0.01)]
+)
+def test_the_sampled_epsilon_is_that_of_the_renyi_formula(noise, rounds, q):
+    pytest.importorskip("dp_accounting", reason=REASON)
+    formula = min(renyi_epsilon(noise, rounds, 1e-5, q), exact_epsilon(noise / math.sqrt(rounds), 1e-5))
+    assert epsilon_sampled(noise, rounds, 1, 1e-5, q) == pytest.approx(formula, rel=1e-6)
+    twice = min(
+        renyi_epsilon(noise / math.sqrt(2), rounds, 1e-5, q), exact_epsilon(noise / math.sqrt(2 * rounds), 1e-5)
+    )
+    assert epsilon_sampled(noise, rounds, 2, 1e-5, q) == pytest.approx(twice, rel=1e-6)
 
 
 def test_epsilon_grows_with_uploads_and_shrinks_with_noise_and_sampling():
@@ -257,4 +439,4 @@ def test_the_record_shows_the_budget():
     assert spent == sorted(spent)
     uploads = result.summary["privacy"]["uploads"]
     assert spent[-1] == result.summary["privacy"]["epsilon"] == epsilon(2.0, uploads, 1e-5)
-    assert result.summary["privacy"]["epsilon_sampled"] == epsilon_sampled(2.0, 5, 1, 1e-5, 0.5)
+    assert result.summary["privacy"]["epsilon_sampled"] is None

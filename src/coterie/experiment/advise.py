@@ -23,7 +23,7 @@ from torch import Tensor
 
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import Parts, check_needs, checked_device, federate
-from coterie.experiment.config import Config
+from coterie.experiment.config import Config, PrivacyTable
 from coterie.experiment.contributions import Contributions, contributions
 from coterie.experiment.files import write_atomically, write_json
 from coterie.experiment.loop import Result, run_rounds
@@ -112,6 +112,11 @@ def settled(config: Config, orders: int) -> Ground:
     """The files of a configuration, read and prepared, with so many random orders of the target's rows."""
     if config.run.problem != "files":
         raise UsageError(f"advise works on problem files, not {config.run.problem}; set run.problem='files'.")
+    if config.privacy != PrivacyTable():
+        raise UsageError(
+            "advise trains many models on the rows as they are and reports on each client: [privacy] would cover none "
+            "of it. Leave it out, and train with `coterie run` if the model should be private."
+        )
     settings = {key: value for key, value in config.problem.items() if key not in ("own", "test")}
     device = checked_device(config.run.device, config.run.dtype)
     context = Context(config.run.seed, getattr(torch, config.run.dtype), device)

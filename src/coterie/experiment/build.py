@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from coterie.errors import UsageError
+from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
     Attack,
@@ -28,9 +28,9 @@ from coterie.federation import (
 from coterie.federation.channel import Compression
 from coterie.federation.faults import Faults, Faulty
 from coterie.federation.local import Mode
-from coterie.federation.privacy import Mechanism, epsilon_sampled, library
+from coterie.federation.privacy import Mechanism, composed, epsilon, library, unamplified
 from coterie.federation.remote import Names, Node, Policy, RemoteEngine, Store, Transport, node_for
-from coterie.federation.work import lent
+from coterie.federation.work import Handle, lent
 from coterie.methods import Method
 from coterie.methods.compressed import compressed
 from coterie.methods.private import check_private, private
@@ -38,6 +38,7 @@ from coterie.methods.registry import METHODS, method_entry
 from coterie.methods.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
+from coterie.problems.parameters import StatisticsPrivacy
 from coterie.problems.registry import problem_entry
 from coterie.problems.task import Supervised
 
@@ -65,8 +66,24 @@ def make_problem(config: Config) -> Any:
     """The problem that a configuration describes."""
     device = checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
-    problem = problem_entry(config.run.problem).make(Context(config.run.seed, dtype, device), **config.problem)
+    context = Context(config.run.seed, dtype, device, statistics_privacy(config))
+    problem = problem_entry(config.run.problem).make(context, **config.problem)
     return compiled(problem, config.run.problem) if config.run.compile else problem
+
+
+def statistics_privacy(config: Config) -> StatisticsPrivacy | None:
+    """How the clients of problem `files` hide their statistics; None without noise, where nothing is promised."""
+    table = config.privacy
+    if config.run.problem != "files":
+        for setting in ("statistics", "bounds", "categories"):
+            if getattr(table, setting) is not None:
+                raise UsageError(
+                    f"privacy.{setting} is for problem files; {config.run.problem} learns no statistics from its "
+                    "clients. Leave it out."
+                )
+    if not table.noise:
+        return None
+    return StatisticsPrivacy(table.statistics or table.noise, table.bounds or {}, table.categories or {})
 
 
 def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None, mode: Mode = "sequential") -> Node:
@@ -108,7 +125,7 @@ def assemble(config: Config, network: Network | None = None) -> Parts:
     with using_threads(threads):
         fed, chosen = federate(problem, config.federation)
     if config.privacy.clip is not None:
-        method = hiding(method, problem, fed, config.privacy)
+        method = hiding(method, problem, fed, config)
     if config.federation.compress != "none":
         table = config.federation
         method = compressed(method, fed, Compression(config.federation.compress, table.ratio, table.feedback))
@@ -178,7 +195,11 @@ def run_name(config: Config) -> str:
     """The name by which nodes know a run; a resumed run has the same, whatever was settled by measurement since."""
     run = ("run.method", "run.problem", "run.seed", "run.dtype")
     kept = {k: v for k, v in config.settings().items() if k in run or k.startswith(("method.", "problem."))}
-    return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return _digest(kept)
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def federate_remotely(
@@ -238,24 +259,91 @@ def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str
     return fed, {"mode": mode, "chunk": chunk}
 
 
-def hiding(method: Method, problem: Any, fed: Federation, table: PrivacyTable) -> Method:
+def hiding(method: Method, problem: Any, fed: Federation, config: Config) -> Method:
     """The same method with private uploads; without the accountant, or if it sends what noise cannot hide, refused."""
+    table = config.privacy
     if table.clip is None:
         return method
     if table.noise:
         library()
-    hidden = private(method, fed, Mechanism(table.clip, table.noise), table.delta)
+    mechanism, name = Mechanism(table.clip, table.noise), noise_name(config)
+    hidden = private(method, fed, mechanism, table.delta, released(problem), name)
     check_private(hidden, problem, fed)
     return hidden
 
 
-def budget(config: Config, rounds: int, seen: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run has spent of its privacy, for its summary; JSON has no infinity: None."""
+def noise_name(config: Config) -> str:
+    """A name of all settings that decide what clients upload; a resumed run has the same.
+
+    Runs that differ have independent noise: equal noise would cancel between a run and its baselines.
+    """
+    tables = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.", "federation.", "faults.")
+    left_out = MAY_CHANGE | {"federation.mode"}  # settled by measurement
+    kept = {k: v for k, v in config.settings().items() if k.startswith((*tables, "privacy.")) and k not in left_out}
+    return _digest(kept)
+
+
+def released(problem: Any) -> tuple[float, ...]:
+    """The noise multipliers of what every client released while the problem was made."""
+    noise = getattr(problem, "released", None)
+    return () if noise is None else (noise,)
+
+
+def budget(parts: Parts, state: Any, events: Mapping[str, int]) -> dict[str, Any]:
+    """What a run has spent of its privacy, and what that does not cover; JSON has no infinity: None."""
+    config, problem = parts.config, parts.problem
     table, federation = config.privacy, config.federation
-    probability = federation.active if federation.count is None else 1.0
-    sampled = epsilon_sampled(table.noise, rounds, seen["uploads_a_round"], table.delta, probability)
-    spent = {key: seen[key] for key in ("uploads", "uploads_a_round", "epsilon")}
-    return {**table.model_dump(), **spent, "epsilon_sampled": sampled if isfinite(sampled) else None}
+    view = parts.method.view(state)
+    spent = {key: view.more[key] for key in ("uploads", "uploads_a_round", "epsilon")}
+    if noises := released(problem):
+        spent["epsilon_statistics"] = epsilon(composed((z, 1) for z in noises), 1, table.delta)
+    reason = unamplified(
+        federation.active,
+        fixed_number=federation.count is not None,
+        weights=view.weights is not None,
+        events=bool(events),
+    )
+    sampled = {"epsilon_sampled": None, "epsilon_sampled_reason": reason}
+    return {**table.model_dump(exclude_none=True), **spent, **sampled, "not_covered": not_covered(parts, state)}
+
+
+def not_covered(parts: Parts, state: Any) -> list[str]:
+    """What leaves clients without noise, or is known of them otherwise, though [privacy] is on."""
+    config, problem, method = parts.config, parts.problem, parts.method
+    target = config.federation.target
+    known = sorted(method.needs & ONLY_SIMULATED)
+    exact = getattr(problem, "spent", None) is not None and not released(problem)
+    found = {
+        "updates: privacy.noise = 0 clips them and adds no noise": not config.privacy.noise,
+        "statistics: means, deviations, words and class counts of the clients' rows are exact": exact,
+        "the seed: noise is drawn from run.seed, and whoever knows it can subtract the noise": bool(
+            config.privacy.noise
+        ),
+        "sizes: every client's number of rows is used as it is": True,
+        "participation: who takes part, answers or fails is recorded": True,
+        f"the target{'' if target == 'server' else f' (client {target})'}: its rows are used without noise": (
+            problem.target is not None
+        ),
+        "measures: losses and accuracies in the records are computed without noise": True,
+        "client memory: personal models in the records are without noise": _shows_memory(method, state),
+        f"prior knowledge: {method.name} knows the {' and '.join(known)} in advance": bool(known),
+        f"baselines ({', '.join(config.run.baselines or ())}): each spends a budget of its own on the same rows": bool(
+            config.run.baselines
+        ),
+    }
+    return [text for text, applies in found.items() if applies]
+
+
+def _shows_memory(method: Method, state: Any) -> bool:
+    """Whether what is recorded of a state is taken from client memory."""
+    asked: list[Handle] = []
+
+    def recall(handle: Handle) -> Any:
+        asked.append(handle)
+        return handle.start
+
+    method.view(lent(state, recall))
+    return bool(asked)
 
 
 def over_a_bad_line(fed: Federation, table: FaultsTable, seed: int) -> Federation:

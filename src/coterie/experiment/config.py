@@ -27,6 +27,7 @@ _LISTED = ", ".join(f"[{name}]" for name in TABLES)
 
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Range = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=2, max_length=2)]
 
 
 class _Table(BaseModel):
@@ -102,16 +103,29 @@ class FaultsTable(_Table):
 
 
 class PrivacyTable(_Table):
-    """[privacy]: clipping and noise at the clients, see `federation/privacy.py`; off unless clip is set."""
+    """[privacy]: clipping and noise at the clients, see `federation/privacy.py`; off unless clip is set.
+
+    For problem `files`, see `problems/files/private.py`: `statistics` is the noise multiplier of the clients' one
+    upload of statistics (`noise` unless given), `bounds` holds the lowest and the highest value of each numeric column,
+    `categories` the words of a column that are public beside those of the target.
+    """
 
     clip: Positive | None = None
     noise: NonNegative = 0.0
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5
+    statistics: Positive | None = None
+    bounds: dict[str, Range] | None = None
+    categories: dict[str, list[str]] | None = None
 
     @model_validator(mode="after")
     def _noise_needs_a_clip(self) -> "PrivacyTable":
         if self.noise and self.clip is None:
             raise ValueError("noise is in lengths of the longest update; set privacy.clip, for example to 1.0")
+        if self.statistics is not None and not self.noise:
+            raise ValueError("statistics are noisy only where updates are; set privacy.noise, for example to 1.0")
+        for column, (low, high) in (self.bounds or {}).items():
+            if not low < high:
+                raise ValueError(f"bounds of {column!r} are [{low:g}, {high:g}]; the first must be below the second")
         return self
 
 

@@ -281,9 +281,9 @@ class _Run:
             summary["wire"] = ledger.wire._asdict()
         if view.weights is not None and view.weights.dim() == 2:
             summary["clusters"] = clusters(view.weights)
-        if config.privacy.clip is not None:
-            summary["privacy"] = budget(config, self.done.rounds, view.more)
         events = self.happened()
+        if config.privacy.clip is not None:
+            summary["privacy"] = budget(self.parts, self.done.state, events)
         if events:
             summary["events"] = events
         if notes:

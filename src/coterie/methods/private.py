@@ -3,6 +3,7 @@
 So the budget goes on where a resumed run left off, and the record shows it round by round.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch import Tensor
 from coterie.errors import NoClients
 from coterie.federation import Federation
 from coterie.federation.api import Book
-from coterie.federation.privacy import Mechanism, Private, epsilon, innermost
+from coterie.federation.privacy import Mechanism, Private, composed, epsilon, innermost
 from coterie.methods.base import Method
 from coterie.numerics import Draw
 from coterie.problems.view import View
@@ -27,14 +28,30 @@ class PrivateState(NamedTuple):
     at_once: int
 
 
-def private(method: Method, everyone: Federation, mechanism: Mechanism, delta: float) -> Method:
-    """The same method with private uploads. A work that cannot be made private is refused here, by trying a round."""
+def private(
+    method: Method,
+    everyone: Federation,
+    mechanism: Mechanism,
+    delta: float,
+    before: Sequence[float] = (),
+    run: str = "",
+) -> Method:
+    """The same method with private uploads.
+
+    Args:
+        method: the method.
+        everyone: the federation of all clients.
+        mechanism: how each upload is clipped and made noisy.
+        delta: δ of the ε that is recorded.
+        before: the noise multipliers of what every client released before the first round.
+        run: a name of the run; runs of other names have independent noise.
+    """
 
     def rounds(fed: Federation, s: PrivateState, draw: Draw) -> PrivateState:
         made: list[Private] = []
 
         def wrap(engine: Any) -> Any:
-            made.append(Private(engine, mechanism, s.uploads))
+            made.append(Private(engine, mechanism, s.uploads, run))
             return made[0]
 
         def after(inner: Any) -> PrivateState:
@@ -54,7 +71,7 @@ def private(method: Method, everyone: Federation, mechanism: Mechanism, delta: f
 
     def view(s: PrivateState) -> View:
         seen, uploads = method.view(s.inner), int(s.uploads.max())
-        spent = epsilon(mechanism.noise, uploads, delta)
+        spent = epsilon(composed([(mechanism.noise, uploads), *((z, 1) for z in before)]), 1, delta)
         budget = {"uploads": uploads, "uploads_a_round": s.at_once, "epsilon": spent if isfinite(spent) else None}
         return seen._replace(more={**seen.more, **budget})
 

@@ -1,7 +1,7 @@
 """Types of settings, shared by problems and methods; their bounds become error texts and help."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -19,12 +19,28 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True)
+class StatisticsPrivacy:
+    """How the clients hide their part of federated statistics.
+
+    Args:
+        noise: the multiplier of the Gaussian noise that each client adds.
+        bounds: by numeric column, the lowest and the highest value that counts; public.
+        categories: by column of words, words that are public beside those of the target.
+    """
+
+    noise: float
+    bounds: Mapping[str, Sequence[float]]
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Context:
-    """What a run decides for a problem: seed, numbers, device."""
+    """What a run decides for a problem: seed, numbers, device; and whether statistics of the clients are private."""
 
     seed: int = 0
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    statistics: StatisticsPrivacy | None = None
 
 
 def schema(make: Callable[..., Any]) -> type[BaseModel]:

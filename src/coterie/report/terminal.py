@@ -204,12 +204,24 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
     events = ", ".join(escape(f"{count} × {kind}") for kind, count in summary.get("events", {}).items())
     if events:
         console.print(f"\nEvents: {events}; events.jsonl says who and why.", soft_wrap=True)
-    spent = summary.get("privacy", {}).get("epsilon")
-    if spent is not None:
-        console.print(f"\nPrivacy against the server: ε = {spent:.3g} at δ = {summary['privacy']['delta']:g}.")
+    if "privacy" in summary:
+        show_privacy(console, summary["privacy"])
     files = "summary.json, weights.csv, metrics.jsonl, model.safetensors"
     console.print(f"\nResults are in [bold]{escape(folder)}[/bold] ({files}).", soft_wrap=True)
     console.print(f"Look at them: [bold]coterie report {escape(folder)}[/bold]", soft_wrap=True)
+
+
+def show_privacy(console: Console, privacy: dict[str, Any]) -> None:
+    """What was spent, and what it does not cover."""
+    spent, of_statistics = privacy["epsilon"], privacy.get("epsilon_statistics")
+    part = "" if of_statistics is None else f" (of the statistics alone, ε = {of_statistics:.3g})"
+    if spent is not None:
+        text = f"ε = {spent:.3g} at δ = {privacy['delta']:g}{part}"
+        console.print(f"\nPrivacy of a client against the server: {text}.", soft_wrap=True)
+    if privacy.get("not_covered"):
+        console.print("Not covered:" if spent is not None else "\nNo privacy is claimed. Not covered:")
+        for text in privacy["not_covered"]:
+            console.print(f"  · {text}", soft_wrap=True, markup=False, highlight=False)
 
 
 class LiveDisplay:

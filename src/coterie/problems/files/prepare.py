@@ -6,6 +6,7 @@ deviations of its rows (merged pairwise, so that no digit is lost at any offset)
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -188,7 +189,7 @@ class Preparation(NamedTuple):
 
 def learnt(tables: Tables) -> tuple[Preparation, Ledger]:
     """The preparation of all holders' rows, and what was moved for it."""
-    fed = _federation(tables)
+    fed = federation_of(tables)
     draw = Draw.of(0)
     form = tables.form
     numeric: tuple[Numeric, ...] = ()
@@ -215,11 +216,11 @@ def learnt(tables: Tables) -> tuple[Preparation, Ledger]:
     )
     if form.kind == "regression":
         return Preparation(form, numeric, worded, (), (), label_mean, label_deviation), fed.ledger
-    classes = tuple(sorted(tallies[-1], key=_in_order))
+    classes = tuple(sorted(tallies[-1], key=in_order))
     return Preparation(form, numeric, worded, classes, tuple(tallies[-1][c] for c in classes)), fed.ledger
 
 
-def _in_order(word: str) -> tuple[int, float, str]:
+def in_order(word: str) -> tuple[int, float, str]:
     """Numbers by value, then words."""
     try:
         return 0, float(word), word
@@ -247,7 +248,7 @@ def _tallies(fed: Federation, columns: int) -> list[dict[str, int]]:
     return tallies
 
 
-def _federation(tables: Tables) -> Federation:
+def federation_of(tables: Tables) -> Federation:
     """The clients with their raw rows (train) and their own lists of words (valid), and the target with its."""
     stack, words = tables.stack, _dictionaries(tables.holders)
     clients = Stack(stack.columns, stack.offsets[:-1], stack.counts[:-1])
@@ -270,26 +271,30 @@ def _dictionaries(holders: Iterable[Holder]) -> Stack:
 
 def transformed(
     tables: Tables, prepared: Preparation, orders: Callable[[Tensor], list[Tensor]], *, folder: str | None = None
-) -> tuple[Tensor, Tensor, list[int]]:
+) -> tuple[Tensor, Tensor, list[int], tuple[Holder, ...]]:
     """Everybody's inputs and labels: the clients' rows, then the target's in some orders, and where those begin.
 
-    orders makes them of the target's labels. Rows are changed a block at a time.
+    orders makes them of the target's labels. Rows are changed a block at a time. The holders that are returned count
+    the rows that are used: those of a class that the preparation does not know are not.
     """
     form, stack = tables.form, tables.stack
     inputs = Store(prepared.shape, "float32", mapped=tables.mapped, folder=folder)
     labels = Store((), "int64" if form.kind == "classification" else "float32", mapped=tables.mapped, folder=folder)
     *clients, target = range(len(stack))
+    used = []
     for k in clients:
+        before = inputs.rows
         for x, y in _model_blocks(tables, prepared, k):
             inputs.append(x)
             labels.append(y)
+        used.append(replace(tables.holders[k], rows=inputs.rows - before))
     own = [np.concatenate(part) for part in zip(*_model_blocks(tables, prepared, target), strict=True)]
     begins = []
     for order in orders(torch.from_numpy(own[1])):
         begins.append(inputs.rows)
         inputs.append(own[0][order.numpy()])
         labels.append(own[1][order.numpy()])
-    return inputs.tensor(), labels.tensor(), begins
+    return inputs.tensor(), labels.tensor(), begins, (*used, tables.holders[target])
 
 
 def _model_blocks(tables: Tables, prepared: Preparation, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -303,7 +308,9 @@ def _model_blocks(tables: Tables, prepared: Preparation, k: int) -> Iterator[tup
         else:
             x = prepared.inputs(numbers, common)
         if form.kind == "classification":
-            yield x, common[:, -1].astype(np.int64)
+            y = common[:, -1].astype(np.int64)
+            known = y >= 0
+            yield (x, y) if known.all() else (x[known], y[known])
         else:
             yield x, ((numbers[:, -1] - prepared.label_mean) / prepared.label_deviation).astype(np.float32)
 

@@ -17,6 +17,7 @@ from coterie.errors import UsageError
 from coterie.federation import Ledger, Rows, Shard, Stack
 from coterie.numerics import Draw
 from coterie.problems.files.prepare import Preparation, learnt, transformed
+from coterie.problems.files.private import learnt_privately
 from coterie.problems.files.tables import MISSING, Holder, Options, expand, notes_on, read
 from coterie.problems.models import MODELS, FlatModel, build
 from coterie.problems.parameters import Context, Count, Name, NonNegative
@@ -47,6 +48,7 @@ class FilesProblem(Weighting):
     notes: tuple[str, ...] = ()
     artifacts: dict[str, Any] = field(default_factory=dict)
     spent: Ledger | None = None
+    released: float | None = None  # the noise multiplier of the clients' statistics, where they are private
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,15 @@ class Ground:
         known |= {"task": task, "target": Shard(task, mine, plain.target.valid)}
         stored = {"preprocess.json": {**self.prepared.as_dict(), "model": self.about, "clients": list(names)}}
         who = "clients: " + ", ".join(f"{k} {name}" for k, name in enumerate(names))
-        return FilesProblem(**known, names=names, notes=(who, *self.notes), artifacts=stored, spent=self.spent)
+        released = None if self.context.statistics is None else self.context.statistics.noise
+        return FilesProblem(
+            **known,
+            names=names,
+            notes=(who, *self.notes),
+            artifacts=stored,
+            spent=self.spent,
+            released=released,
+        )
 
     def rows(self, span: Span) -> Rows:
         """Some of the target's rows."""
@@ -170,7 +180,8 @@ def ground(
         cache,
     )
     tables = read(*expand(clients, target), options)
-    prepared, spent = learnt(tables)
+    private = context.statistics
+    prepared, spent = learnt(tables) if private is None else learnt_privately(tables, private, context.seed)
     if balance and not prepared.classes:
         raise UsageError("problem.balance weighs classes, and this label is a number; leave it out.")
     draw = Draw.of(context.seed).phase("files")
@@ -181,14 +192,19 @@ def ground(
         circles.extend(shuffled(labels, draw.step(i), bool(prepared.classes)) for i in range(orders))
         return [circle.repeat(2) for circle in circles]
 
-    inputs, labels, begins = transformed(tables, prepared, twice, folder=cache)
+    inputs, labels, begins, holders = transformed(tables, prepared, twice, folder=cache)
+    if empty := [holder.name for holder in holders if not holder.rows]:
+        raise UsageError(
+            f"{', '.join(empty)} has no row of a declared class ({', '.join(map(repr, prepared.classes[:8]))}); "
+            "leave it out, or declare its classes in privacy.categories."
+        )
     net = make(prepared.shape, prepared.outputs, context.seed)
     if row_loss is None:
         row_loss = LOSSES["cross_entropy" if prepared.classes else "squared"]
     about = {"name": model, "shape": list(prepared.shape), "outputs": prepared.outputs}
     return Ground(
         context,
-        tables.holders,
+        holders,
         prepared,
         spent,
         (inputs, labels),
@@ -199,7 +215,7 @@ def ground(
         row_loss,
         l2,
         balance,
-        tuple(notes_on(tables)),
+        () if private else tuple(notes_on(tables)),  # notes tell of clients' words
     )
 
 
