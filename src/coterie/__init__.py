@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coterie import methods
     from coterie.errors import CoterieError, RunError, UsageError
-    from coterie.facade import Federation, Fit, fit
+    from coterie.facade import Federation, Fit, Stopped, fit
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
 
 __version__ = "0.1.0"
@@ -19,6 +19,7 @@ __all__ = [
     "Nested",
     "RunError",
     "SingleLevel",
+    "Stopped",
     "UsageError",
     "fit",
     "methods",
@@ -30,6 +31,7 @@ _HOME = {
     "UsageError": "coterie.errors",
     "Federation": "coterie.facade",
     "Fit": "coterie.facade",
+    "Stopped": "coterie.facade",
     "fit": "coterie.facade",
     "Compositional": "coterie.problems.nested",
     "Minimax": "coterie.problems.nested",

@@ -74,13 +74,16 @@ def predict(
     folder: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A result folder with preprocess.json.")],
     file: Annotated[Path, typer.Argument(help="Rows to predict, with the columns of the training files.")],
     out: Annotated[Path | None, typer.Option(help="A CSV file; by default standard output.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the model with the lowest validation loss, not the last one.")
+    ] = False,
 ) -> None:
     """Predict labels, and probabilities of classes, with a trained model and its stored preprocessing."""
     import sys
 
     from coterie.experiment.predict import predict as predictions
 
-    table = predictions(folder, file)
+    table = predictions(folder, file, best=best)
     for note in table.notes:
         print(f"note: {note}", file=sys.stderr)
     if out is None:

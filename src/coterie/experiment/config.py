@@ -61,6 +61,7 @@ class FederationTable(_Table):
     norm: Positive | None = None
     clip: Positive | None = None
     trust: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] | None = None
+    guard: Literal["auto"] | bool = "auto"  # reject rounds that undo the training; auto: for methods that learn weights
     compress: Literal["none", "top-k", "random-k", "sketch"] = "none"
     ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
     feedback: bool = True

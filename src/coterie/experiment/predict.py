@@ -43,8 +43,14 @@ class Predictions(NamedTuple):
         writer.writerows(self.rows)
 
 
-def load_model(folder: Path) -> tuple[nn.Module, Preparation]:
-    """The network of a result folder, and how rows become its inputs."""
+def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparation]:
+    """The network of a result folder, and how rows become its inputs.
+
+    Args:
+        folder: a result folder with preprocess.json.
+        best: take the model with the lowest validation loss, not the last one.
+    """
+    stored_model = folder / ("model-best.safetensors" if best else "model.safetensors")
     path = folder / "preprocess.json"
     if not path.is_file():
         raise UsageError(
@@ -54,18 +60,18 @@ def load_model(folder: Path) -> tuple[nn.Module, Preparation]:
         stored = json.loads(path.read_text(encoding="utf-8"))
         prepared, about = Preparation.from_dict(stored), stored["model"]
         net = network(about["name"])(tuple(about["shape"]), about["outputs"], 0)
-        net.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        net.load_state_dict(load_file(stored_model), strict=False)
     except FileNotFoundError as error:
-        raise UsageError(f"{error.filename or folder / 'model.safetensors'} is missing.") from None
+        raise UsageError(f"{error.filename or stored_model} is missing.") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"the model in {folder} is damaged: {str(error).splitlines()[0]}.") from None
     flat = FlatModel(net)  # batch norm as in training: by the rows at hand
     return flat.module(flat.start), prepared
 
 
-def predict(folder: Path, file: Path) -> Predictions:
+def predict(folder: Path, file: Path, *, best: bool = False) -> Predictions:
     """Labels and, for classes, probabilities; for a number, its value in the label's own units."""
-    net, prepared = load_model(folder)
+    net, prepared = load_model(folder, best=best)
     if not file.exists():
         raise UsageError(f"there is no file {file}.")
     notes: list[str] = []
