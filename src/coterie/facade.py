@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.experiment.build import Parts, check_needs, checked_device, federate
+from coterie.experiment.build import Parts, check_needs, checked_device, federate, with_screened_copies
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
 from coterie.experiment.files import write_atomically, write_json
 from coterie.experiment.loop import Observer, Result, run_rounds
@@ -232,7 +232,8 @@ def fit(
     run = checked_table(RunTable, "run", {**values, "dtype": fed.dtype, "device": fed.device, "baselines": []})
     check_needs(method, fed.problem, OWN)
     config = Config(run, dict(method.settings), {}, fed.options)
-    parts = Parts(config, fed.problem, method, federate(fed.problem, fed.options)[0])
+    method, options = with_screened_copies(method, config)
+    parts = Parts(config, fed.problem, method, federate(fed.problem, options)[0])
     done = Fit(parts, run_rounds(parts, None, observer))
     if done.summary["outcome"] == "stopped":
         raise Stopped(done)

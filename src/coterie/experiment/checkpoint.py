@@ -109,9 +109,9 @@ def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree
         if content["version"] > VERSION:
             raise Damaged(f"it is of version {content['version']}, newer than this coterie reads ({VERSION})")
         _compare(content["settings"], settings)
-        basic = (content[name] for name in ("rounds", "seconds", "ledger", "lengths"))
+        rounds, seconds, ledger, lengths = (content[name] for name in ("rounds", "seconds", "ledger", "lengths"))
         own = {name.removeprefix(LOOP): t for name, t in tensors.items() if name.startswith(LOOP)}
-        progress = _sound(Progress(*basic, content.get("more", {}), own))
+        progress = _sound(Progress(rounds, seconds, ledger, lengths, content.get("more", {}), own))
         return _decode(template, tensors, content["plain"]), progress
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None

@@ -2,14 +2,15 @@
 
 The guard rejects a round whose validation loss v rises above the lowest one so far, b, by more than
 
-    max(κ · J, ρ · (v_0 − b))
+    max(κ · J, ρ · (v_0 − b)),   κ = 4, ρ = 0.1
 
-v_0 is the loss before the first round and J the largest such rise among the rounds that were accepted. Both are
-differences of losses, so the rule does not depend on the scale of the loss: a rise must be larger than everything that
-this run has shown before, and must undo a share ρ of all that training has gained. The guard is silent during the first
-`SILENT` rounds, and while the loss is not below v_0, because then there is nothing to protect; a run that diverges is
-therefore still reported as such. After `IN_A_ROW` rejections in a row the next round is accepted: a rise that comes again
-and again is the training's own, or it comes from clients whose weights the method can only lower if it sees them.
+v_0 is the loss before the first round and J the largest such rise among the last 20 accepted rounds. All of them are
+differences of losses, so the rule does not depend on the scale of the loss: a rise must be much larger than what the
+run has lately shown, and must undo a tenth of all that training has gained. The guard is silent during the first 20
+rounds, in which learned weights are still unsettled and honest rises of any size occur, and while the loss is not below
+v_0, because then there is nothing to protect; a run that diverges is therefore still reported as such. After three
+rejections in a row the next round is accepted: a rise that comes again and again is the training's own, or it comes
+from clients whose weights the method can only lower if it sees them.
 """
 
 import math
@@ -19,28 +20,27 @@ from typing import Any, NamedTuple
 from coterie.problems.view import View
 
 MEASURE = "validation_loss"
-JUMPS = 3.0  # κ
-UNDONE = 0.25  # ρ
-SILENT = 5
+JUMPS = 4.0  # κ
+UNDONE = 0.1  # ρ
+WINDOW = 20
 IN_A_ROW = 3
 MUCH_WORSE = 0.1  # of what training has gained: the summary then says that the last model is not the best
 
 
 class Guard(NamedTuple):
-    """All that the rule knows of a run, in plain numbers: losses, the largest accepted rise, and counts."""
+    """All that the rule knows of a run: losses, the rises of the last accepted rounds, and rejections in a row."""
 
     start: float | None = None
     lowest: float = math.inf
     last: float = math.inf
-    jump: float = 0.0
-    accepted: int = 0
     rejected: int = 0
+    rises: tuple[float, ...] = ()
 
     def allows(self, loss: float | None) -> bool:
         """Whether a round that ends with this validation loss is accepted; None is a loss that is not finite."""
-        if self.start is None or self.accepted < SILENT or self.last >= self.start or self.rejected >= IN_A_ROW:
+        if self.start is None or len(self.rises) < WINDOW or self.last >= self.start or self.rejected >= IN_A_ROW:
             return True
-        limit = max(JUMPS * self.jump, UNDONE * (self.start - self.lowest))
+        limit = max(JUMPS * max(self.rises), UNDONE * (self.start - self.lowest))
         return loss is not None and loss - self.lowest <= limit
 
     def after(self, loss: float | None) -> "Guard":
@@ -49,8 +49,8 @@ class Guard(NamedTuple):
             return self._replace(rejected=0)
         if self.start is None:
             return Guard(loss, loss, loss)
-        jump = max(self.jump, loss - self.lowest)
-        return Guard(self.start, min(self.lowest, loss), loss, jump, self.accepted + 1)
+        rises = (*self.rises, max(0.0, loss - self.lowest))[-WINDOW:]
+        return Guard(self.start, min(self.lowest, loss), loss, 0, rises)
 
     def refused(self) -> "Guard":
         """What is known after a round was rejected."""

@@ -96,8 +96,10 @@ class _Done(NamedTuple):
         """The round of a checkpoint; view is what is seen of a state."""
         more, held = progress.more, progress.tensors
         line = more.get("best")
-        best = None if line is None else Best(line, View(**held) if held else view(state))
-        guard = Guard(*more["guard"]) if "guard" in more else Guard()
+        kept = View(held["model"], held.get("weights"), held.get("inner")) if held else view(state)
+        best = None if line is None else Best(line, kept)
+        start, lowest, latest, rejected, rises = more.get("guard", Guard())
+        guard = Guard(start, lowest, latest, rejected, tuple(rises))
         # a checkpoint of an earlier version does not say how many rounds were skipped
         trained, skipped = more.get("trained", progress.rounds), more.get("skipped", "")
         return _Done(state, *progress[:4], trained=trained, skipped=skipped, guard=guard, best=best)
@@ -404,8 +406,8 @@ def guarded(parts: Parts) -> bool:
     able = held and MEASURE in parts.problem.validate(parts.method.view(parts.method.init(parts.problem, parts.fed.n)))
     if wanted is True and not able:
         raise UsageError(
-            "federation.guard = true needs validation rows at the server and one model for all, which this run does not "
-            'have; leave it at "auto".'
+            "federation.guard = true needs validation rows at the server and one model for all, and this run lacks "
+            'them; leave it at "auto".'
         )
     return able
 

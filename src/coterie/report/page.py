@@ -126,13 +126,12 @@ def _models_section(run: Run) -> str:
     best = (run.summary or {}).get("best")
     if run.summary is None or not isinstance(best, dict):
         return ""
-    rows = [
-        (file, which, measures.get("round", ""), _measure(measures, "validation_loss"), _measure(measures, "test_accuracy"))
-        for file, which, measures in (
-            ("model.safetensors", "last round", {"round": run.summary.get("rounds", ""), **run.summary["final"]}),
-            ("model-best.safetensors", "lowest validation loss", best),
-        )
-    ]
+    stored = (
+        ("model.safetensors", "last round", {"round": run.summary.get("rounds", ""), **run.summary["final"]}),
+        ("model-best.safetensors", "lowest validation loss", best),
+    )
+    shown = ("validation_loss", "test_accuracy")
+    rows = [(file, which, of.get("round", ""), *(_measure(of, key) for key in shown)) for file, which, of in stored]
     head = ("file", "which", "round", "validation loss", "test accuracy")
     note = _warnings("Note", [str(best["note"])]) if best.get("note") else ""
     return f"<section><h2>Stored models</h2>{table(head, rows, numbers=2)}</section>{note}"
