@@ -69,7 +69,7 @@ def test_a_rise_is_compared_with_all_that_was_gained_and_with_earlier_rises() ->
     noisy = after(*FALLING, 1.1)  # a rise of 0.1 allows four times that
     assert noisy.allows(1.399)
     assert not noisy.allows(1.401)
-    assert not noisy._replace(rises=noisy.rises[:-1] + (0.0,)).allows(1.3)
+    assert not noisy._replace(rises=(*noisy.rises[:-1], 0.0)).allows(1.3)
 
 
 def test_the_guard_is_silent_at_first_and_where_nothing_was_gained() -> None:
@@ -129,7 +129,7 @@ def test_a_guarded_run_resumes_bit_by_bit(tmp_path: Path) -> None:
     late = {**BITE, "problem__attack_from": ROUNDS - 4, "run__record": 3}
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     experiment.run(configured(**late), whole, unwatched)
-    experiment.run(configured(**late, **{"run__rounds": ROUNDS - 3}), broken, unwatched)
+    experiment.run(configured(**late, run__rounds=ROUNDS - 3), broken, unwatched)
     text = (broken / "config.toml").read_text().replace(f"rounds = {ROUNDS - 3}", f"rounds = {ROUNDS}")
     (broken / "config.toml").write_text(text)
     experiment.resume(broken, unwatched)
