@@ -205,5 +205,5 @@ def test_a_new_result_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stored == tmp_path / "byzantine-paper.json"
     page = maker.filled("before\n<!-- result: byzantine paper -->\nold\n<!-- end of result -->\nafter\n")
     assert "old" not in page
-    assert "| ipm | 0.928 | 0.879 |" in page
+    assert "| ipm | 0.928 | 0.879 ± 0.070 |" in page
     assert maker.filled(page) == page
