@@ -169,6 +169,7 @@ CONTRACT = (
     "weights.csv",
     "ledger.json",
     "events.jsonl",
+    "model-best.safetensors",
     "model.safetensors",
     "summary.json",
 )

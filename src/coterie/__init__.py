@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from coterie import methods
     from coterie.consent import allow_code
     from coterie.errors import CoterieError, RunError, UsageError
-    from coterie.facade import Federation, Fit, fit
+    from coterie.facade import Federation, Fit, Stopped, fit
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "Nested",
     "RunError",
     "SingleLevel",
+    "Stopped",
     "UsageError",
     "allow_code",
     "fit",
@@ -33,6 +34,7 @@ _HOME = {
     "allow_code": "coterie.consent",
     "Federation": "coterie.facade",
     "Fit": "coterie.facade",
+    "Stopped": "coterie.facade",
     "fit": "coterie.facade",
     "Compositional": "coterie.problems.nested",
     "Minimax": "coterie.problems.nested",

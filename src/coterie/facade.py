@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.experiment.build import Parts, check_needs, checked_device, federate
+from coterie.experiment.build import Parts, check_needs, checked_device, federate, with_screened_copies
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
 from coterie.experiment.files import write_atomically, write_json
 from coterie.experiment.loop import Observer, Result, run_rounds
@@ -123,6 +123,14 @@ class Fit:
         return self._parts.problem.task.model.module(self._result.view.model)
 
     @property
+    def best(self) -> nn.Module:
+        """The model of the recorded round with the lowest validation loss; `summary["best"]` says which round."""
+        best = self._result.best
+        if best is None or not isinstance(self._parts.problem, Weighting) or best.view.model.dim() == 2:
+            raise UsageError("there is no best model: it needs validation rows (target=…) and one model for all.")
+        return self._parts.problem.task.model.module(best.view.model)
+
+    @property
     def models(self) -> list[nn.Module]:
         """The clients' models, where every client is a target."""
         models = self._result.view.model
@@ -179,7 +187,18 @@ class Fit:
         write_json(folder / "summary.json", self.summary)
         about = {"format": "pt", "coterie_method": self._parts.method.name}
         save_model(folder / "model.safetensors", self._parts.problem.named(self._result.view), about)
+        if (best := self._result.best) is not None:
+            about = {**about, "coterie_round": str(best.round)}
+            save_model(folder / "model-best.safetensors", self._parts.problem.named(best.view), about)
         return folder
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during `fit`; `fit` is what was trained until then."""
+
+    def __init__(self, fit: Fit) -> None:
+        super().__init__(f"stopped after {fit.summary['rounds']} rounds")
+        self.fit = fit
 
 
 def fit(
@@ -192,7 +211,10 @@ def fit(
     threads: int | Literal["auto"] = "auto",
     observer: Observer | None = None,
 ) -> Fit:
-    """Train. The same federation and seed give the same result, bit for bit."""
+    """Train. The same federation and seed give the same result, bit for bit.
+
+    Ctrl-C and SIGTERM are raised again as `Stopped`, a KeyboardInterrupt that holds what was trained until then.
+    """
     if not isinstance(fed, Federation):
         raise UsageError(
             f"fit takes a federation first, not a {type(fed).__name__}; make one by Federation.local(…) or .of(…)."
@@ -210,5 +232,9 @@ def fit(
     run = checked_table(RunTable, "run", {**values, "dtype": fed.dtype, "device": fed.device, "baselines": []})
     check_needs(method, fed.problem, OWN)
     config = Config(run, dict(method.settings), {}, fed.options)
-    parts = Parts(config, fed.problem, method, federate(fed.problem, fed.options)[0])
-    return Fit(parts, run_rounds(parts, None, observer))
+    method, options = with_screened_copies(method, config)
+    parts = Parts(config, fed.problem, method, federate(fed.problem, options)[0])
+    done = Fit(parts, run_rounds(parts, None, observer))
+    if done.summary["outcome"] == "stopped":
+        raise Stopped(done)
+    return done

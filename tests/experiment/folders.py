@@ -22,8 +22,9 @@ def happened(folder: Path) -> list[dict[str, Any]]:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    """Without seconds."""
+    """Without seconds and the notes of resumes."""
     summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("notes", None)
     for one in (summary, *summary.get("baselines", {}).values()):
         one["seconds"] = 0
     return summary
@@ -33,6 +34,9 @@ def assert_same_results(one: Path, two: Path) -> None:
     """Byte for byte but for seconds and the notes of resumes, in baselines too."""
     for name in FILES:
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    best = [path / "model-best.safetensors" for path in (one, two)]
+    assert [path.is_file() for path in best] in ([True, True], [False, False])
+    assert len({path.read_bytes() for path in best if path.is_file()}) < 2, "model-best.safetensors"
     assert lines(one / "metrics.jsonl") == lines(two / "metrics.jsonl")
     assert happened(one) == happened(two)
     assert summary_of(one) == summary_of(two)

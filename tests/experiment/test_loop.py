@@ -131,7 +131,11 @@ def test_rounds_without_answers_are_skipped_and_counted(tmp_path: Path) -> None:
     config = configured(federation={"norm": 1e-9})
     parts = assemble(config)
     result = run_rounds(parts, tmp_path)
-    assert (result.summary["outcome"], result.summary["rounds"]) == ("finished", 6)
+    assert (result.summary["outcome"], result.summary["rounds"]) == ("failed", 6)
+    why = "no round trained anything: in round 1 no client answered coterie.methods.works:gradient (client 0: rejected"
+    assert why in result.summary["message"]
+    again = run_rounds(assemble(config), tmp_path, resume=True).summary
+    assert (again["outcome"], again["message"]) == ("failed", result.summary["message"])
     events = lines(tmp_path / "events.jsonl")
     skipped = [event for event in events if event["event"] == "skipped"]
     rejected = [event for event in events if event["event"] == "rejected"]
@@ -410,9 +414,12 @@ def test_a_damaged_folder_is_refused_and_left_as_it_is(
 def test_without_checkpoints_a_run_begins_anew(stopped: Path, tmp_path: Path) -> None:
     for path in (stopped / "checkpoint").iterdir():
         path.unlink()
-    experiment.resume(stopped, unwatched)
+    summary = experiment.resume(stopped, unwatched)
     experiment.run(configured(), tmp_path / "whole", unwatched)
     assert_same_results(tmp_path / "whole", stopped)
+    assert "no checkpoint: the run, recorded up to round 3, starts over" in summary["notes"][0]
+    (event,) = [event for event in lines(stopped / "events.jsonl") if event["event"] == "resumed"]
+    assert (event["round"], event["reason"]) == (0, summary["notes"][0])
 
 
 def test_what_is_no_result_folder_is_not_resumed(tmp_path: Path) -> None:

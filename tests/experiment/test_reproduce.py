@@ -147,6 +147,38 @@ def test_a_run_that_cannot_go_on_is_said_with_its_reason_and_leaves_a_gap(
     assert [len(row["cells"][0]["values"]) for row in cells_read] == [0, 1]
 
 
+def test_stored_results_are_checked_by_running_a_sample_again(coterie: Command, tmp_path: Path) -> None:
+    made = ["fednest-minimax", "--rows", "FedNest", "--columns", "0;10", "--seeds", "0,1", "--jobs", "1"]
+    coterie("reproduce", *made, "--out", tmp_path / "made")
+    file = tmp_path / "made" / "fednest-minimax-small.json"
+    stored = json.loads(file.read_text())
+    assert all(len(cell["values"]) == 2 for cell in stored["rows"][0]["cells"])
+    again = ["reproduce", "check", file, "--jobs", "1", "--json", "--out", tmp_path / "again"]
+    done = coterie(*again)
+    assert done.code == 0, done.err
+    assert [(row["seed"], row["agrees"]) for row in done.json] == [(0, True), (1, True)]
+    assert [row["again"] for row in done.json] == [row["stored"] for row in done.json]
+    stored["rows"][0]["cells"][1]["values"][1] += 0.1 * max(1.0, stored["rows"][0]["cells"][1]["values"][1])
+    file.write_text(json.dumps(stored))
+    wrong = coterie(*again)
+    assert wrong.code == 1
+    assert "1 of 2 stored values do not reproduce within 0.02" in wrong.err
+    assert coterie(*again, "--tolerance", "0.2").code == 0
+    file.write_text("{}")
+    assert coterie(*again).code == 2
+    assert coterie("reproduce", "fednest-minimax", file).code == 2
+
+
+def test_every_stored_result_names_its_seeds_and_the_page_shows_them() -> None:
+    for path in (DOCS / "results").glob("*.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        assert result["seeds"], path.name
+        assert all(isinstance(seed, int) for seed in result["seeds"])
+        assert f"{', '.join(map(str, result['seeds']))}" in markdown(result).splitlines()[-1]
+        most = max(len(cell.get("values") or ()) for row in result["rows"] for cell in row["cells"])
+        assert most <= len(result["seeds"]), path.name
+
+
 def test_the_list(coterie: Command) -> None:
     listed = coterie("reproduce", "list", "--json").json
     assert [row["name"] for row in listed] == [one.name for one in STUDIES]
@@ -173,5 +205,5 @@ def test_a_new_result_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stored == tmp_path / "byzantine-paper.json"
     page = maker.filled("before\n<!-- result: byzantine paper -->\nold\n<!-- end of result -->\nafter\n")
     assert "old" not in page
-    assert "| ipm | 0.928 |" in page
+    assert "| ipm | 0.928 | 0.879 ± 0.070 |" in page
     assert maker.filled(page) == page

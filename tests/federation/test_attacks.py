@@ -15,7 +15,15 @@ from coterie.numerics import Draw
 
 DRAW = Draw.of(3)
 HONEST, N = 5, 9
-USUAL = {"sign-flip": 1.0, "noise": 10.0, "scaled": 100.0, "alie": quiet(N, N - HONEST), "ipm": 2.0}
+USUAL = {
+    "sign-flip": 1.0,
+    "noise": 10.0,
+    "scaled": 100.0,
+    "alie": quiet(N, N - HONEST),
+    "ipm": 2.0,
+    "zero": 1.0,
+    "copy": 1.0,
+}
 upload_attacks = pytest.mark.parametrize("name", RULES)
 
 
@@ -67,6 +75,8 @@ def expected(name: str, U: Tensor, s: float, index: int, draw: Draw = DRAW) -> T
             "scaled": s * U[k],
             "alie": mean - s * sigma,
             "ipm": -s * mean,
+            "zero": torch.zeros_like(U[k]),
+            "copy": U[0],
         }
         rows.append(lies[name])
     return torch.cat([U[:HONEST], torch.stack(rows)])

@@ -79,13 +79,16 @@ def predict(
         bool, typer.Option("--raw", help="Leave words as they are, also what a spreadsheet would take for a formula.")
     ] = False,
     allow_code: AllowCode = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Use the model with the lowest validation loss, not the last one.")
+    ] = False,
 ) -> None:
     """Predict labels, and probabilities of classes, with a trained model and its stored preprocessing."""
     import sys
 
     from coterie.experiment.predict import predict as predictions
 
-    table = predictions(folder, file)
+    table = predictions(folder, file, best=best)
     for note in table.notes:
         print(f"note: {clean(note)}", file=sys.stderr)
     if out is None:

@@ -7,12 +7,17 @@ from typing import Annotated
 import typer
 
 from coterie.cli.app import Json, app, new_folder, print_rows
-from coterie.errors import RunError
+from coterie.errors import RunError, UsageError
+
+TOLERANCE = 0.02  # two points of accuracy: the last bits differ from machine to machine, and training amplifies them
 
 
 @app.command(epilog="Example: coterie reproduce fednest-minimax --scale small --out runs/minimax")
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Which one, or `list` for all of them.")],
+    name: Annotated[str, typer.Argument(help="Which one; `list` for all of them; `check` compares stored results.")],
+    stored: Annotated[
+        list[Path] | None, typer.Argument(help="With check: stored results, NAME-SCALE.json; by default docs/results.")
+    ] = None,
     scale: Annotated[str, typer.Option(help="small (minutes, embedded data) or paper.")] = "small",
     seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="Instead of those of the scale.")] = None,
     rows: Annotated[str | None, typer.Option(metavar="A;B", help="Only these rows, separated by ;.")] = None,
@@ -20,11 +25,16 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")] = None,
     read: Annotated[bool, typer.Option("--read", help="Run nothing; make the table of what is in --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
+    cells: Annotated[int, typer.Option(min=1, help="With check: how many cells of each stored result.")] = 2,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="With check: the largest difference, relative for values above 1.")
+    ] = TOLERANCE,
     json: Json = False,
 ) -> None:
     """Run a table or figure of a paper again and write it, the printed values beside ours.
 
-    The same command again goes on where it was interrupted.
+    The same command again goes on where it was interrupted. `coterie reproduce check docs/results/NAME-SCALE.json` runs
+    a small sample of a stored result again and ends with exit code 1 where a value differs.
     """
     from coterie.cli.compare import numbers
     from coterie.experiment.reproduce import MEASURED, STUDIES, markdown, study
@@ -37,6 +47,11 @@ def reproduce(
         ]
         print_rows(listed, json)
         return
+    if name == "check":
+        _check(stored or [], out or new_folder("reproduce-check"), cells, tolerance, jobs, json)
+        return
+    if stored:
+        raise UsageError(f"{stored[0]} is for `coterie reproduce check`; leave it out.")
     chosen = study(name)
     kept_rows, kept_columns = (text.split(";") if text else [] for text in (rows, columns))
     table = chosen.at(scale).only(kept_rows, kept_columns, numbers(seeds) if seeds else [])
@@ -53,3 +68,29 @@ def reproduce(
     failed = [run for run, outcome in bar.ended.items() if outcome not in MEASURED]
     if failed:
         raise RunError(f"{len(failed)} of the runs did not finish, and the table lacks them: {', '.join(failed)}.")
+
+
+def _check(files: list[Path], out: Path, cells: int, tolerance: float, jobs: int | None, json: bool) -> None:
+    """Run a sample of stored results again, print both values, and fail where they differ."""
+    from coterie.experiment.reproduce import check_stored, study
+    from coterie.report.terminal import RunsBar, console_for
+
+    found = files or sorted(Path("docs/results").glob("*.json"))
+    if not found:
+        raise UsageError("there are no stored results in docs/results; name some: coterie reproduce check FILE.json.")
+    rows = []
+    for file in found:
+        try:
+            result = jsonlib.loads(file.read_text(encoding="utf-8"))
+            chosen = study(result["name"])
+            with RunsBar(console_for(json)) as bar:
+                checked = check_stored(chosen, result, out / file.stem, count=cells, at_once=jobs, watch=bar)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{file} is no stored result: {error}.") from None
+        rows += [{"result": file.stem, **one._asdict(), "agrees": one.agrees(tolerance)} for one in checked]
+    print_rows(rows, json)
+    wrong = [row for row in rows if not row["agrees"]]
+    if wrong:
+        raise RunError(f"{len(wrong)} of {len(rows)} stored values do not reproduce within {tolerance:g}.")
+    if not rows:
+        raise UsageError("none of these results holds one value per seed, so none can be checked; run them again.")

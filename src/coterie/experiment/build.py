@@ -33,8 +33,9 @@ from coterie.federation.remote import Names, Node, Policy, RemoteEngine, Store, 
 from coterie.federation.work import Handle, lent
 from coterie.methods import Method
 from coterie.methods.compressed import compressed
+from coterie.methods.forfeiting import forfeiting
 from coterie.methods.private import check_private, private
-from coterie.methods.registry import METHODS, method_entry
+from coterie.methods.registry import METHODS, learns_weights, method_entry
 from coterie.methods.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
@@ -113,25 +114,35 @@ def fitting(config: Config) -> tuple[Any, Method]:
 def assemble(config: Config, network: Network | None = None) -> Parts:
     """Build what a configuration describes; run.engine other than local needs its network."""
     problem, method = fitting(config)
+    method, table = with_screened_copies(method, config)
     threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
     if config.run.engine != "local":
         if network is None:
             raise UsageError(
                 f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}."
             )
-        fed, chosen = federate_remotely(problem, config.federation, network(config, problem), run_name(config))
+        fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
         method.view(lent(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
         return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
     with using_threads(threads):
-        fed, chosen = federate(problem, config.federation)
+        fed, chosen = federate(problem, table)
     if config.privacy.clip is not None:
         method = hiding(method, problem, fed, config)
-    if config.federation.compress != "none":
-        table = config.federation
-        method = compressed(method, fed, Compression(config.federation.compress, table.ratio, table.feedback))
+    if table.compress != "none":
+        method = compressed(method, fed, Compression(table.compress, table.ratio, table.feedback))
     fed = over_a_bad_line(fed, config.faults, config.run.seed)
     method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
     return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
+
+
+def with_screened_copies(method: Method, config: Config) -> tuple[Method, FederationTable]:
+    """The method and its [federation], with federation.screen_copies settled: on where the method learns weights.
+
+    The configuration itself keeps "auto", because baselines share it.
+    """
+    wanted = config.federation.screen_copies
+    on = learns_weights(config.run.method) if wanted == "auto" else wanted
+    return forfeiting(method) if on else method, config.federation.model_copy(update={"screen_copies": on})
 
 
 def compiled(problem: Any, name: str) -> Any:
@@ -223,11 +234,17 @@ def federate_remotely(
         engine,
         book=engine.book,
         participation=Participation(table.active, table.count),
-        screening=Screening(table.norm, table.clip, table.trust),
+        screening=screening(table),
         target=table.target,
     )
     one_by_one = {"mode": "sequential" if table.mode == "auto" else table.mode, "chunk": 1}
     return fed, getattr(transport, "chosen", None) or one_by_one
+
+
+def screening(table: FederationTable) -> Screening:
+    """What updates must pass."""
+    clip = None if table.clip == "none" else table.clip
+    return Screening(table.norm, clip, table.trust, copies=table.screen_copies is True)
 
 
 def _check_table(problem: Any, table: FederationTable) -> None:
@@ -251,7 +268,7 @@ def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str
     fed = Federation.on(
         engine if attack is None or not attack.on_uploads else Attacked(engine, attack),
         participation=Participation(table.active, table.count),
-        screening=Screening(table.norm, table.clip, table.trust),
+        screening=screening(table),
         target=table.target,
     )
     if getattr(problem, "spent", None) is not None:  # learning how to scale its rows has moved something too

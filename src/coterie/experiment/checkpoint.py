@@ -27,6 +27,7 @@ from coterie.federation.work import Handle, Memory, held
 VERSION = 1
 KEEP = 2
 FORMERLY = re.compile(r"(?<=\[')[\w.]+:\w+(?=/)")  # a name of a work as older versions wrote it, as a key of errors
+LOOP = "loop@"  # before the names of tensors that belong to the loop, not to the method's state
 MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.baselines", "run.budget", "run.log"} | {
     "federation.chunk",  # the bits do not depend on it
     "federation.memory",
@@ -36,12 +37,15 @@ MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.base
 
 
 class Progress(NamedTuple):
-    """How far a run has come: rounds done, seconds spent, traffic, and the lengths of the record files."""
+    """How far a run has come: rounds done, seconds spent, traffic, the lengths of the record files, and what else the
+    loop knows, as plain data and as tensors."""
 
     rounds: int
     seconds: float
     ledger: dict[str, Any]
     lengths: dict[str, int]
+    more: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+    tensors: dict[str, Tensor] = {}  # noqa: RUF012
 
 
 class Damaged(Exception):
@@ -52,7 +56,9 @@ def save(folder: Path, state: Tree, progress: Progress, settings: Mapping[str, A
     """Write the checkpoint of a round and drop all but the newest two. settings are {'table.key': plain value}."""
     make_folder(folder)
     tensors, plain = _encode(state)
-    content = {"version": VERSION, "settings": settings, "plain": plain, **progress._asdict()}
+    tensors |= {f"{LOOP}{name}": t.detach().contiguous().cpu().clone() for name, t in progress.tensors.items()}
+    told = {name: value for name, value in progress._asdict().items() if name != "tensors"}
+    content = {"version": VERSION, "settings": settings, "plain": plain, **told}
     header = json.dumps(content, sort_keys=True)
     metadata = {"coterie": header, "sha256": _checksum(header, tensors)}
     write_atomically(folder / f"{progress.rounds:08d}.safetensors", tensor_bytes(tensors, metadata))
@@ -106,7 +112,9 @@ def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree
         if content["version"] > VERSION:
             raise Damaged(f"it is of version {content['version']}, newer than this coterie reads ({VERSION})")
         _compare(content["settings"], settings)
-        progress = _sound(Progress(content["rounds"], content["seconds"], content["ledger"], content["lengths"]))
+        rounds, seconds, ledger, lengths = (content[name] for name in ("rounds", "seconds", "ledger", "lengths"))
+        own = {name.removeprefix(LOOP): t for name, t in tensors.items() if name.startswith(LOOP)}
+        progress = _sound(Progress(rounds, seconds, ledger, lengths, content.get("more", {}), own))
         return _decode(template, _renamed(tensors), _renamed(content["plain"])), progress
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None

@@ -20,6 +20,7 @@ from coterie.problems.registry import problem_entry
 T = TypeVar("T", bound="_Table")
 
 VERSION = 1
+NETWORK_CLIP = 10.0  # measured: see docs/byzantine.md
 TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
 ALIASES = {"problem.active": "federation.active"}  # for other tools
 BARE_DECIMAL = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # people write them, TOML does not
@@ -60,8 +61,10 @@ class FederationTable(_Table):
     active: Probability = 1.0
     count: Count | None = None
     norm: Positive | None = None
-    clip: Positive | None = None
+    clip: Positive | Literal["none"] | None = None  # times the median; not set: none locally, NETWORK_CLIP elsewhere
     trust: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] | None = None
+    guard: Literal["auto"] | bool = "auto"  # reject rounds that undo the training; auto: for methods that learn weights
+    screen_copies: Literal["auto"] | bool = "auto"  # leave out updates that are 0 or copies; auto: as with guard
     compress: Literal["none", "top-k", "random-k", "sketch"] = "none"
     ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
     feedback: bool = True
@@ -213,6 +216,7 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     run = checked_table(RunTable, "run", given["run"])
     federation = checked_table(FederationTable, "federation", given["federation"])
     method, problem = method_entry(run.method), problem_entry(run.problem)
+    federation = clipped(run, federation)
     if run.baselines is None:
         wanted = problem.baselines if method.learns_weights and run.engine == "local" else ()  # a network is slow
         run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
@@ -224,6 +228,13 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
         given["problem"] = {"everyone": True, **given["problem"]}
     optional: dict[str, Any] = {name: checked_table(kind, name, given[name]) for name, kind in OPTIONAL.items()}
     return Config(run, settings, checked(problem.make, "problem", given["problem"]), federation, **optional)
+
+
+def clipped(run: RunTable, federation: FederationTable) -> FederationTable:
+    """[federation] with the clip of network engines written in, where none was asked for."""
+    if run.engine == "local" or federation.clip is not None:
+        return federation
+    return federation.model_copy(update={"clip": NETWORK_CLIP})
 
 
 def _followed(method: MethodEntry, settings: Mapping[str, Any], problem: Mapping[str, Any]) -> dict[str, Any]:

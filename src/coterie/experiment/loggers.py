@@ -68,6 +68,12 @@ class Several:
         for one in self.observers:
             one.started(parts, done)
 
+    def noted(self, note: str) -> None:
+        """To all that listen to notes."""
+        for one in self.observers:
+            if (noted := getattr(one, "noted", None)) is not None:
+                noted(note)
+
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """To all."""
         for one in self.observers:

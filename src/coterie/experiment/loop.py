@@ -19,12 +19,14 @@ from coterie.errors import NoClients, RunError, UsageError, clean
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
 from coterie.experiment.files import write_json
+from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.records import Records, save_model
 from coterie.federation.faults import SPOILS
 from coterie.federation.ledger import Ledger
 from coterie.federation.tree import Tree, named_leaves
 from coterie.federation.work import Handle, Memory, elsewhere, held, lent
 from coterie.methods import View
+from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
 
 
@@ -61,6 +63,7 @@ class Result(NamedTuple):
     state: Any
     weights: list[tuple[int, Tensor]]
     events: list[dict[str, Any]]
+    best: Best | None = None
 
 
 class _Done(NamedTuple):
@@ -71,6 +74,35 @@ class _Done(NamedTuple):
     seconds: float
     ledger: dict[str, Any]
     lengths: dict[str, int]
+    trained: int = 0  # rounds that were not skipped
+    skipped: str = ""  # why the first skipped round was skipped
+    guard: Guard = Guard()
+    best: Best | None = None
+
+    def progress(self) -> checkpoint.Progress:
+        """As a checkpoint holds it. A best model that is the state's own is not held twice."""
+        more: dict[str, Any] = {"trained": self.trained, "skipped": self.skipped}
+        if self.guard.start is not None:
+            more["guard"] = list(self.guard)
+        tensors: dict[str, Tensor] = {}
+        if self.best is not None:
+            more["best"] = self.best.line
+            if self.best.round != self.rounds:
+                tensors = {k: v for k, v in self.best.view._asdict().items() if isinstance(v, Tensor)}
+        return checkpoint.Progress(self.rounds, self.seconds, self.ledger, self.lengths, more, tensors)
+
+    @staticmethod
+    def of(state: Any, progress: checkpoint.Progress, view: Callable[[Any], View]) -> "_Done":
+        """The round of a checkpoint; view is what is seen of a state."""
+        more, held = progress.more, progress.tensors
+        line = more.get("best")
+        kept = View(held["model"], held.get("weights"), held.get("inner")) if held else view(state)
+        best = None if line is None else Best(line, kept)
+        start, lowest, latest, rejected, rises = more.get("guard", Guard())
+        guard = Guard(start, lowest, latest, rejected, tuple(rises))
+        # a checkpoint of an earlier version does not say how many rounds were skipped
+        trained, skipped = more.get("trained", progress.rounds), more.get("skipped", "")
+        return _Done(state, *progress[:4], trained=trained, skipped=skipped, guard=guard, best=best)
 
 
 def run_rounds(
@@ -91,8 +123,10 @@ def run_rounds(
         found = checkpoint.load(folder / "checkpoint", done.state, parts.config.settings())
         if found is not None:
             state, progress, notes = found
-            done = _Done(state, *progress)
+            done = _Done.of(state, progress, lambda state: seen(parts, state))
             parts.fed.book.ledger = Ledger.from_dict(progress.ledger)
+        elif (lost := _recorded_rounds(folder)) > 0:
+            notes = [f"{folder / 'checkpoint'} holds no checkpoint: the run, recorded up to round {lost}, starts over"]
     with nullcontext() if folder is None else Records(folder, done.lengths) as records:
         run = _Run(parts, folder, records, observer, done)
         try:
@@ -101,6 +135,8 @@ def run_rounds(
                     run.resumed(notes)
                 if observer is not None:
                     observer.started(parts, done.rounds)
+                    for note in notes:
+                        getattr(observer, "noted", _unheard)(note)
                 outcome = run.rounds()
         except KeyboardInterrupt:
             run.undo()
@@ -136,48 +172,87 @@ class _Run:
         self.saved = done.rounds if done.rounds else -1
         # nodes may forget what nobody here holds any more; a run may have to go back to these
         self.safe = deque([elsewhere(done.state)], maxlen=checkpoint.KEEP)
+        self.guarded = guarded(parts)
 
     def rounds(self) -> Outcome:
         known = self.parts.fed.book.drain()  # before the first round
         if not self.history:
             self.note(known)
-            self.record(self.done)
-            self.complete(self.done)
+            view = self.view(self.done.state)
+            measures = self.parts.problem.measure(view)
+            first = self.done._replace(guard=self.done.guard.after(_finite_or_none(measures.get(MEASURE))))
+            self.complete(self.record(first, view, measures))
         for t in range(self.done.rounds, self.parts.config.run.rounds):
             if self.spent(self.done):
                 break
             outcome = self.round(t)
             if outcome is not None:
                 return outcome
+        if self.done.rounds and not self.done.trained:
+            return Outcome("failed", f"no round trained anything: {self.done.skipped}.")
         return Outcome("finished")
 
     def round(self, t: int) -> Outcome | None:
         """One round; an outcome if the run cannot go on."""
         config, fed = self.parts.config, self.parts.fed
         draw = self.draw.round(t)
+        skipped = ""
         try:
             state = self.parts.method.round(fed.begin(t + 1, draw), self.done.state, draw)
+            events = fed.book.drain()
         except NoClients as error:
             events = fed.book.drain()
-            self.note(events)
             if _not_finite(events):
+                self.note(events)
                 return self.diverged(t + 1)
-            self.note([{"round": t + 1, "event": "skipped", "reason": clean(str(error))}])
+            skipped = _with_first_client(f"in round {t + 1} {error}", events)
+            events.append({"round": t + 1, "event": "skipped", "reason": clean(str(error))})
             state = self.done.state if error.state is None else error.state
         except RunError as error:  # the method or the network found out that it cannot go on, and says what to change
             self.note(fed.book.drain())
             return Outcome("failed", f"in round {t + 1}: {error}")
-        self.note(fed.book.drain())
+        self.note(events)
         if not _finite(state):
             return self.diverged(t + 1)
-        done = _Done(state, t + 1, perf_counter() - self.clock, fed.ledger.as_dict(), {})
+        done = self.done._replace(
+            state=state,
+            rounds=t + 1,
+            seconds=perf_counter() - self.clock,
+            ledger=fed.ledger.as_dict(),
+            trained=self.done.trained + (not skipped),
+            skipped=self.done.skipped or skipped,
+        )
         last = t + 1 == config.run.rounds or self.spent(done)
-        if last or (t + 1) % config.run.record == 0:
-            self.record(done)
+        recorded = last or (t + 1) % config.run.record == 0
+        view, measures = None, None
+        if self.guarded and not skipped:
+            view = self.view(state)
+            measures = self.parts.problem.measure(view) if recorded else self.parts.problem.validate(view)
+            kept = self.judged(done, _finite_or_none(measures.get(MEASURE)))
+            if kept.state is not state:
+                view, measures = None, None
+            done = kept
+        if recorded:
+            done = self.record(done, view, measures)
         self.complete(done)
         if last or (t + 1) % config.run.checkpoint == 0:
             self.save()
         return None
+
+    def judged(self, done: _Done, loss: float | None) -> _Done:
+        """The round, or the state before it where the guard rejects its validation loss."""
+        guard = done.guard
+        if guard.allows(loss):
+            return done._replace(guard=guard.after(loss))
+        after = "not finite" if loss is None else f"{loss:.4g}"
+        reason = (
+            f"the validation loss rose from {guard.last:.4g} to {after}, beyond everything that this run has shown; "
+            "the state before the round is kept"
+        )
+        event = {"round": done.rounds, "event": "rejected round", "reason": reason, "before": guard.last, "after": loss}
+        self.note([event])
+        kept = self.parts.method.rejected(self.done.state, done.state)
+        return done._replace(state=kept, guard=guard.refused())
 
     def spent(self, done: _Done) -> bool:
         """Whether the budget of bytes, if there is one, is used up."""
@@ -213,9 +288,10 @@ class _Run:
         self.note([{"round": self.done.rounds, "event": "resumed", "reason": "; ".join(notes)}])
         self.complete(self.done)
 
-    def record(self, done: _Done) -> None:
-        view = self.view(done.state)
-        line = self.line(done, view)
+    def record(self, done: _Done, view: View | None = None, measures: Mapping[str, float] | None = None) -> _Done:
+        """Write a line of the record; the round with its best model. View and measures are given where known."""
+        view = self.view(done.state) if view is None else view
+        line = self.line(done, view, measures)
         self.history.append(line)
         if self.records:
             self.records.metrics(line)
@@ -225,10 +301,11 @@ class _Run:
             self.weights.append((done.rounds, view.weights))
         if self.observer:
             self.observer.recorded(line, view)
+        return done._replace(best=better(line, view, done.best))
 
-    def line(self, done: _Done, view: View) -> dict[str, Any]:
+    def line(self, done: _Done, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
         """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
-        measures = self.parts.problem.measure(view)
+        measures = self.parts.problem.measure(view) if measures is None else measures
         statistics = weight_statistics(view.weights, self.parts.problem.friends)
         values = {k: v if _is_finite(v) else None for k, v in {**measures, **statistics, **view.more}.items()}
         total = done.ledger["total"]
@@ -240,14 +317,13 @@ class _Run:
             return
         self.records.flush()
         done = self.done
-        progress = checkpoint.Progress(done.rounds, done.seconds, done.ledger, done.lengths)
-        checkpoint.save(self.folder / "checkpoint", done.state, progress, self.parts.config.settings())
+        checkpoint.save(self.folder / "checkpoint", done.state, done.progress(), self.parts.config.settings())
         self.saved = done.rounds
         self.safe.append(elsewhere(done.state))
 
     def view(self, state: Any) -> View:
         """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
-        return self.parts.method.view(lent(state, getattr(self.parts.fed.engine, "recall", None)))
+        return seen(self.parts, state)
 
     def diverged(self, t: int) -> Outcome:
         steps = {k: v for k, v in self.parts.config.method.items() if k.endswith("step") and isinstance(v, float)}
@@ -281,6 +357,12 @@ class _Run:
             summary["wire"] = ledger.wire._asdict()
         if view.weights is not None and view.weights.dim() == 2:
             summary["clusters"] = clusters(view.weights)
+        best = self.done.best
+        if best is not None:
+            summary["best"] = {"round": best.round, **{k: v for k, v in best.line.items() if k not in known}}
+            worse = comparison(self.history[0] if self.history else {}, best.line, final)
+            if worse:
+                summary["best"]["note"] = worse
         events = self.happened()
         if config.privacy.clip is not None:
             summary["privacy"] = budget(self.parts, self.done.state, events)
@@ -295,13 +377,39 @@ class _Run:
                 "coterie_problem": config.run.problem,
             }
             save_model(self.folder / "model.safetensors", self.parts.problem.named(view), about)
+            if best is not None:
+                about = {**about, "coterie_round": str(best.round)}
+                save_model(self.folder / "model-best.safetensors", self.parts.problem.named(best.view), about)
             for name, data in getattr(self.parts.problem, "artifacts", {}).items():
                 write_json(self.folder / name, data)
             write_json(self.folder / "ledger.json", ledger.as_dict())
             write_json(self.folder / "summary.json", summary)
         if self.observer:
             self.observer.ended(summary)
-        return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events)
+        return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events, best)
+
+
+def seen(parts: Parts, state: Any) -> View:
+    """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
+    return parts.method.view(lent(state, getattr(parts.fed.engine, "recall", None)))
+
+
+def guarded(parts: Parts) -> bool:
+    """Whether rounds are judged by the validation loss: federation.guard, or by default for methods that learn weights.
+
+    The server must hold the validation rows; then judging costs one evaluation on them per round, and no traffic.
+    """
+    wanted = parts.config.federation.guard
+    if wanted is False or (wanted == "auto" and not learns_weights(parts.config.run.method)):
+        return False
+    held = parts.fed.target == "server" and getattr(parts.problem, "validate", None) is not None
+    able = held and MEASURE in parts.problem.validate(parts.method.view(parts.method.init(parts.problem, parts.fed.n)))
+    if wanted is True and not able:
+        raise UsageError(
+            "federation.guard = true needs validation rows at the server and one model for all, and this run lacks "
+            'them; leave it at "auto".'
+        )
+    return able
 
 
 def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
@@ -369,6 +477,28 @@ def _not_finite(events: list[dict[str, Any]]) -> bool:
     """Whether somebody's honest reply was not finite; one that was spoilt on its way says nothing of the model."""
     spoilt = {(event.get("phase"), event.get("client")) for event in events if event["event"] in SPOILS}
     return any(e["reason"] == "not finite" and (e["phase"], e["client"]) not in spoilt for e in events)
+
+
+def _with_first_client(why: str, events: list[dict[str, Any]]) -> str:
+    """Why a round was skipped, with what kept the first client away."""
+    first = next((event for event in events if "client" in event and event.get("reason")), None)
+    return why if first is None else f"{why} (client {first['client']}: {first['event']}, {first['reason']})"
+
+
+def _recorded_rounds(folder: Path) -> int:
+    """The last round in metrics.jsonl; 0 where nothing can be read."""
+    try:
+        return max(int(line["round"]) for line in read_lines(folder / "metrics.jsonl"))
+    except (UsageError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def _unheard(note: str) -> None:
+    """For observers that do not listen to notes."""
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _how_to_resume(folder: Path | None) -> str:

@@ -9,9 +9,16 @@ import torch
 from torch import nn
 
 from coterie.errors import UsageError
-from coterie.experiment.build import Parts, check_deployable, check_needs, federate_remotely, run_name
+from coterie.experiment.build import (
+    Parts,
+    check_deployable,
+    check_needs,
+    federate_remotely,
+    run_name,
+    with_screened_copies,
+)
 from coterie.experiment.checkpoint import available
-from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
+from coterie.experiment.config import Config, FederationTable, RunTable, checked_table, clipped
 from coterie.experiment.files import make_folder, sole_user, write_atomically
 from coterie.experiment.loop import Observer, Result, run_rounds
 from coterie.federation.remote import Names, Node, Store, Transport, node_for
@@ -99,10 +106,12 @@ def run_here(
 ) -> Result:
     """Run a method with whoever the transport reaches; a folder with a checkpoint is gone on with."""
     values = {"method": method.name, "problem": OWN, "engine": engine, "threads": 1, "baselines": [], **run}
-    table = checked_table(FederationTable, "federation", federation)
-    config = Config(checked_table(RunTable, "run", values), dict(method.settings), {}, table)
+    run_table = checked_table(RunTable, "run", values)
+    table = clipped(run_table, checked_table(FederationTable, "federation", federation))
+    config = Config(run_table, dict(method.settings), {}, table)
     check_needs(method, problem, OWN)
     check_deployable(config, method, problem)
+    method, table = with_screened_copies(method, config)
     fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules)
     config = config.with_federation(**chosen)
     problem = replace(problem, train=replace(problem.train, counts=fed.sizes.clamp(min=1)))

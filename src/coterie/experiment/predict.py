@@ -99,12 +99,14 @@ class _Stored(BaseModel):
     model: _Architecture
 
 
-def load_model(folder: Path) -> tuple[nn.Module, Preparation]:
+def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparation]:
     """The network of a result folder, and how rows become its inputs. Both are data: nothing in them is run.
 
     Args:
         folder: a result folder with preprocess.json and model.safetensors.
+        best: take the model with the lowest validation loss, not the last one.
     """
+    stored_model = folder / ("model-best.safetensors" if best else "model.safetensors")
     path = folder / "preprocess.json"
     if not path.is_file():
         raise UsageError(
@@ -118,9 +120,9 @@ def load_model(folder: Path) -> tuple[nn.Module, Preparation]:
         shape = tuple(about.shape)
         if (shape, about.outputs) != (prepared.shape, prepared.outputs) or prod(shape) > MOST:
             raise ValueError("the network's inputs or outputs do not fit the columns and classes")
-        net = _filled(about.name, shape, about.outputs, folder / "model.safetensors")
+        net = _filled(about.name, shape, about.outputs, stored_model)
     except FileNotFoundError as error:
-        raise UsageError(f"{error.filename or folder / 'model.safetensors'} is missing.") from None
+        raise UsageError(f"{error.filename or stored_model} is missing.") from None
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise UsageError(f"the model in {folder} is damaged: {clean(where)}: {error.errors()[0]['msg']}.") from None
@@ -158,9 +160,9 @@ def _same(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]])
         raise ValueError(f"{odd[0]} should be {here} by its architecture, and the file has {there}")
 
 
-def predict(folder: Path, file: Path) -> Predictions:
+def predict(folder: Path, file: Path, *, best: bool = False) -> Predictions:
     """Labels and, for classes, probabilities; for a number, its value in the label's own units."""
-    net, prepared = load_model(folder)
+    net, prepared = load_model(folder, best=best)
     if not file.exists():
         raise UsageError(f"there is no file {file}.")
     notes: list[str] = []

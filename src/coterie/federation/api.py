@@ -21,6 +21,8 @@ from coterie.federation.work import Each, Memory, MovedFrom, Static, Update, Wor
 from coterie.numerics import Draw
 
 Place = Literal["server"] | int
+NOTHING = 1e-9  # an update so much shorter than the median of its phase is 0
+SAME = 1e-6  # updates that differ by so much of their length are equal
 Key = TypeVar("Key")
 
 
@@ -149,12 +151,14 @@ class Screening:
     """What a client's update must pass: finite, and below a norm if one is set.
 
     With `clip`, an update that is longer than so many times the median of its phase is shortened to that. With
-    `trust`, a client's declared size counts for at most so many times the median size.
+    `trust`, a client's declared size counts for at most so many times the median size. With `copies`, updates that are
+    0, or equal to another client's, are left out of a phase whose replies are gathered.
     """
 
     norm: float | None = None
     clip: float | None = None
     trust: float | None = None
+    copies: bool = False
 
     def sizes(self, declared: Tensor) -> Tensor:
         """The sizes that are believed, [n]."""
@@ -185,6 +189,36 @@ class Screening:
             for i, (ok, is_finite) in enumerate(zip(fine.tolist(), finite.tolist(), strict=True))
         ]
         return fine, texts
+
+    def idle(self, call: Call, replies: Replies) -> list[Failure]:
+        """Clients of a whole phase that do not help: their updates are 0, or those of clients before them.
+
+        Where half of the updates are 0 nothing is there to compare with, and a single number may be equal by chance:
+        then nobody is named. Rows are compared only where their lengths agree, so the cost is that of the lengths.
+        """
+        if not self.copies or not tensors(replies.values):
+            return []
+        updates = call.updates(replies.ids, replies.values)
+        real = [t.reshape(len(t), -1) for t in tensors(updates) if t.is_floating_point()]
+        if sum(t.shape[1] for t in real) < 2:
+            return []
+        norms, ids = lengths(updates).double(), replies.ids.tolist()
+        usual = float(norms.median())
+        if usual == 0.0:
+            return []
+        zero = (norms <= NOTHING * usual).tolist()
+        found = [Failure(ids[i], "zero update", "it does not help") for i, is_zero in enumerate(zero) if is_zero]
+        original: dict[int, int] = {}
+        order = norms.argsort(stable=True).tolist()
+        for at, i in enumerate(order):
+            for j in order[at + 1 :]:
+                if zero[i] or zero[j] or float(norms[j] - norms[i]) > SAME * float(norms[j]):
+                    break
+                if all(float((t[i] - t[j]).norm()) <= SAME * float(norms[j]) for t in real):
+                    first, later = min(i, j), max(i, j)
+                    original[later] = min(first, original.get(later, first))
+        copies = [Failure(ids[i], "duplicate update", f"of client {ids[j]}") for i, j in sorted(original.items())]
+        return found + copies
 
     def shortened(self, call: Call, replies: Replies) -> tuple[Replies, list[Failure]]:
         """The replies of a whole phase with long updates cut, and whose they were.
@@ -251,6 +285,7 @@ class Book:
 
     ledger: Ledger = field(default_factory=Ledger)
     events: list[dict[str, Any]] = field(default_factory=list)
+    idle: set[int] = field(default_factory=set)  # clients whose updates were 0 or copies
 
     def drain(self) -> list[dict[str, Any]]:
         """The events so far; afterwards there are none."""
@@ -302,7 +337,9 @@ class Federation:
 
     def begin(self, round: int, draw: Draw) -> "Federation":
         """The view for one round: its number, and its active set."""
-        return replace(self, round=round).sample(draw=draw)
+        at_round = getattr(self.engine, "at_round", None)
+        engine = self.engine if at_round is None else at_round(round)
+        return replace(self, round=round, engine=engine).sample(draw=draw)
 
     def sample(self, *, probability: float | None = None, count: int | None = None, draw: Draw) -> "Federation":
         """The view on a fresh active set; without arguments, as the federation is set up."""
@@ -367,7 +404,7 @@ class Federation:
         **static: Any,
     ) -> Any:
         """The results of all that answer, as rows ascending by client id, with the ids. One round."""
-        chunks = list(self._ask(work, shared, memory, draw, static))
+        chunks = list(self._ask(work, shared, memory, draw, static, whole=True))
         if not chunks:
             raise NoClients(f"no client answered {name_of(work)}")
         gathered = Gathered(joined([c.values for c in chunks]), torch.cat([c.ids for c in chunks]))
@@ -384,15 +421,27 @@ class Federation:
         return result
 
     def _ask(
-        self, work: Work, shared: Tree, memory: Memory | None, draw: Draw, static: dict[str, Any]
+        self,
+        work: Work,
+        shared: Tree,
+        memory: Memory | None,
+        draw: Draw,
+        static: dict[str, Any],
+        *,
+        whole: bool = False,
     ) -> Iterator[Replies]:
-        """Run a work at the active clients, bill it, and let through what passes the screening."""
+        """Run a work at the active clients, bill it, and let through what passes the screening.
+
+        whole says that all replies will be held at once anyway.
+        """
         cause = name_of(work)
         if not len(self.ids):
             raise NoClients(f"no client is active for {cause}")
         self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
         call = Call(work, shared, memory, Static(**static), draw)
         passed = self._passed(call, cause)
+        if whole and self.screening.copies:
+            passed = self._helpful(call, cause, passed)
         # a median needs all replies at once; without one they may come chunk after chunk
         return passed if self.screening.clip is None else self._shortened(call, cause, passed)
 
@@ -417,6 +466,20 @@ class Federation:
                     self._note(cause, Failure(client, "rejected", reason))
             if bool(fine.any()):
                 yield Replies(replies.ids[fine], rows(replies.values, fine), rows(replies.memory, fine))
+
+    def _helpful(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
+        """All replies of a phase at once, without those that are 0 or copies."""
+        for replies in together(passed):
+            idle = self.screening.idle(call, replies)
+            for one in idle:
+                self._note(cause, one)
+            if not idle:
+                yield replies
+                continue
+            who = torch.tensor([one.client for one in idle], device=replies.ids.device)
+            self.book.idle.update(who.tolist())
+            kept = ~torch.isin(replies.ids, who)
+            yield Replies(replies.ids[kept], rows(replies.values, kept), rows(replies.memory, kept))
 
     def _shortened(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
         """All replies of a phase at once, none much longer than the others."""

@@ -7,7 +7,10 @@ standard deviation σ of the honest clients' updates in the same phase:
     sign-flip  −s u_k, s = 1                     noise  u_k + s rms(u_k) ξ, ξ ~ N(0, I), s = 10
     scaled     s u_k, s = 100                    alie   μ − s σ (Baruch et al. 2019), s by the rule in `quiet`
     ipm        −s μ, s = 2 (Xie et al. 2020)     silent  no reply at all
+    zero       0: a reply without any help       copy   the update of the first honest client
     label-flip acts on the data, not here
+
+Attackers may answer honestly at first: `Attack.first` is the round in which the attack begins.
 
 Attackers who know the others (alie, ipm), and noise, need all replies of a phase at once: memory for all active
 clients' replies, whatever the chunk. Honest replies, whole numbers, client memory and sizes stay as they are, so the
@@ -15,10 +18,11 @@ ledger does too; what is asked of the target is never altered.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from coterie.federation.api import Call, Engine, Failure, Replies, together
@@ -26,16 +30,17 @@ from coterie.federation.tree import Tree, put, tensors, tree_flatten, tree_unfla
 from coterie.federation.wrapped import Wrapped
 from coterie.numerics import Draw
 
-AttackName = Literal["sign-flip", "noise", "label-flip", "scaled", "alie", "ipm", "silent"]
+AttackName = Literal["sign-flip", "noise", "label-flip", "scaled", "alie", "ipm", "silent", "zero", "copy"]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What the clients from number `honest` on do; None is the strength named above."""
+    """What the clients from number `honest` on do, from round `first` on; None is the strength named above."""
 
     name: AttackName
     honest: int
     strength: float | None = None
+    first: int = 1
 
     @property
     def on_uploads(self) -> bool:
@@ -49,9 +54,17 @@ class Attacked(Wrapped):
 
     engine: Engine
     attack: Attack
+    round: int = 0  # in which it is; 0 where nobody counts
+
+    def at_round(self, round: int) -> "Attacked":
+        """The same clients in that round."""
+        return replace(self, round=round)
 
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work, then alter the replies of those who attack."""
+        if 0 < self.round < self.attack.first:
+            yield from self.engine.execute(call, ids)
+            return
         if self.attack.name == "silent":
             yield from self._without_attackers(call, ids)
             return
@@ -115,6 +128,16 @@ def ipm(U: Tensor, bad: Tensor, s: float, draw: Draw) -> Tensor:
     return -s * _known(U, bad).mean(0, keepdim=True)
 
 
+def zero(U: Tensor, bad: Tensor, s: float, draw: Draw) -> Tensor:
+    """0, whatever the strength."""
+    return torch.zeros_like(U[bad])
+
+
+def copy(U: Tensor, bad: Tensor, s: float, draw: Draw) -> Tensor:
+    """The first honest update, whatever the strength."""
+    return _known(U, bad)[:1]
+
+
 def _known(U: Tensor, bad: Tensor) -> Tensor:
     """The honest rows; the attackers' own where nobody honest is active."""
     return U if bool(bad.all()) else U[~bad]
@@ -139,6 +162,8 @@ RULES: dict[str, tuple[Rule, float | None]] = {
     "scaled": (scaled, 100.0),
     "alie": (alie, None),
     "ipm": (ipm, 2.0),
+    "zero": (zero, 1.0),
+    "copy": (copy, 1.0),
 }
 
-ENTRYWISE = ("sign-flip", "scaled")  # these look at nothing but the entry itself, so chunks may pass one by one
+ENTRYWISE = ("sign-flip", "scaled", "zero")  # these look at nothing but the entry itself, so chunks may pass one by one

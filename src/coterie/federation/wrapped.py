@@ -1,5 +1,6 @@
 """What engines share that stand between another engine and the server: attacks, faults, privacy, compression."""
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +14,11 @@ class Wrapped:
     """Another engine's clients. Everything is as there, but what a subclass does to replies in `execute`."""
 
     engine: Engine
+
+    def at_round(self, round: int) -> "Wrapped":
+        """The same where the round makes a difference to the engine within."""
+        inside = getattr(self.engine, "at_round", None)
+        return self if inside is None else replace(self, engine=inside(round))  # type: ignore[type-var]
 
     @property
     def task(self) -> Any:

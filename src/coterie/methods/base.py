@@ -26,6 +26,8 @@ class Method:
     needs: frozenset[str] = frozenset({"gradient"})
     alternatives: tuple[frozenset[str], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    rejected: Callable[[Any, Any], Any] = lambda before, after: before
+    """The state to go on with where a round is rejected, from the states before and after it."""
 
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem that offers this can be solved."""

@@ -45,7 +45,10 @@ def compressed(method: Method, everyone: Federation, compression: Compression) -
         inner = method.round(replace(fed, engine=line), s.inner, draw)
         return CompressedState(inner, line.errors)
 
+    def rejected(before: CompressedState, after: CompressedState) -> CompressedState:
+        return before._replace(inner=method.rejected(before.inner, after.inner))
+
     def view(s: CompressedState) -> View:
         return method.view(s.inner)
 
-    return replace(method, init=init, round=round, view=view)
+    return replace(method, init=init, round=round, view=view, rejected=rejected)

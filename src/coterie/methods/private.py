@@ -65,6 +65,9 @@ def private(
             error.state = after(s.inner)
             raise
 
+    def rejected(before: PrivateState, after: PrivateState) -> PrivateState:
+        return after._replace(inner=method.rejected(before.inner, after.inner))  # what was uploaded is spent
+
     def init(problem: Any, n: int) -> PrivateState:
         none = torch.zeros(n, dtype=torch.int64, device=everyone.sizes.device)
         return PrivateState(method.init(problem, n), none, 0)
@@ -75,7 +78,7 @@ def private(
         budget = {"uploads": uploads, "uploads_a_round": s.at_once, "epsilon": spent if isfinite(spent) else None}
         return seen._replace(more={**seen.more, **budget})
 
-    return replace(method, init=init, round=rounds, view=view)
+    return replace(method, init=init, round=rounds, view=view, rejected=rejected)
 
 
 def check_private(method: Method, problem: Any, everyone: Federation) -> None:

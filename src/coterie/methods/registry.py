@@ -142,6 +142,11 @@ METHODS: tuple[MethodEntry, ...] = (
 )
 
 
+def learns_weights(name: str) -> bool:
+    """Whether a method is registered as one that learns weights; one's own methods are not."""
+    return any(entry.learns_weights for entry in METHODS if entry.name == name)
+
+
 def method_entry(name: str) -> MethodEntry:
     """The entry of that name; an unknown one is an error that lists the nearest."""
     for entry in METHODS:

@@ -26,19 +26,21 @@ def head_count(attackers: int | float, clients: int) -> int:
 
 
 def with_attackers(
-    problem: Weighting, attack: AttackOption, attackers: int | float, strength: float | None
+    problem: Weighting, attack: AttackOption, attackers: int | float, strength: float | None, attack_from: int = 1
 ) -> Weighting:
-    """The problem in which the last clients attack; unchanged where attack is "none"."""
+    """The problem in which the last clients attack, from a round on; unchanged where attack is "none"."""
     if attack == "none":
         return problem
     honest = problem.clients - max(1, head_count(attackers, problem.clients))
+    if attack == "label-flip" and attack_from > 1:
+        raise UsageError("problem.attack = label-flip alters data from the start; leave problem.attack_from out.")
     if honest < 1:
         raise UsageError(
             f"problem.attackers = {attackers:g} leaves none of the {problem.clients} clients honest; lower it."
         )
     return replace(
         problem,
-        attack=Attack(attack, honest, strength),
+        attack=Attack(attack, honest, strength, attack_from),
         train=_flipped(problem, honest) if attack == "label-flip" else problem.train,
         friends=None if problem.friends is None else min(problem.friends, honest),
         best_weights=None,  # they are known for honest clients only

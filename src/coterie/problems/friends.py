@@ -30,6 +30,7 @@ def friends(
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
     strength: Positive | None = None,
+    attack_from: Count = 1,
 ) -> Weighting:
     """Digits split evenly; strangers see every label through one permutation without a fixed point.
 
@@ -73,7 +74,7 @@ def friends(
         device=context.device,
         **own,
     )
-    return with_attackers(problem, attack, attackers, strength)
+    return with_attackers(problem, attack, attackers, strength, attack_from)
 
 
 def _derangement(draw: Draw, n: int) -> torch.Tensor:

@@ -101,6 +101,7 @@ def groups(
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
     strength: Positive | None = None,
+    attack_from: Count = 1,
 ) -> Weighting:
     """A minority (a third of the clients) and a majority; clients 0 … J−1 are always those of the target's group.
 
@@ -145,7 +146,7 @@ def groups(
         device=context.device,
         **own,
     )
-    return with_attackers(problem, attack, attackers, strength)
+    return with_attackers(problem, attack, attackers, strength, attack_from)
 
 
 class _Pool(NamedTuple):

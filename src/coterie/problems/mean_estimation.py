@@ -144,6 +144,7 @@ def mean_estimation(
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
     strength: Positive | None = None,
+    attack_from: Count = 1,
 ) -> Weighting:
     """Clients 0 … friends−1 are the friends, then come the near and the far ones; μ = shift, ‖e‖ = distance."""
     draw, wide = Draw.of(context.seed).phase("mean-estimation"), torch.float64
@@ -168,4 +169,4 @@ def mean_estimation(
         exact=exact,
         best_weights=exact.best_weights(),
     )
-    return with_attackers(problem, attack, attackers, strength)
+    return with_attackers(problem, attack, attackers, strength, attack_from)

@@ -91,6 +91,7 @@ def mixture(
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
     strength: Positive | None = None,
+    attack_from: Count = 1,
 ) -> Weighting:
     """α = share. friends counts the target itself, rows are a client's, validation is by class (0: none).
 
@@ -121,7 +122,7 @@ def mixture(
         dtype=context.dtype,
         device=context.device,
     )
-    return with_attackers(_with_own_rows(problem, source.block), attack, attackers, strength)
+    return with_attackers(_with_own_rows(problem, source.block), attack, attackers, strength, attack_from)
 
 
 def _with_own_rows(problem: Weighting, block: int | None) -> Weighting:

@@ -72,11 +72,16 @@ class Weighting:
             return measures
         if self.test is not None:
             measures |= self.task.measure(theta, self.test, "test")
-        if self.target is not None and self.target.valid is not None:
-            measures |= self.task.measure(theta, self.target.valid, "validation")
+        measures |= self.validate(view)
         if self.exact is not None:
             measures |= self.exact.measure(theta, view.weights)
         return measures
+
+    def validate(self, view: View) -> dict[str, float]:
+        """The part of the measures that the target's validation rows tell of one model for all."""
+        if view.model.dim() == 2 or self.target is None or self.target.valid is None:
+            return {}
+        return self.task.measure(view.model, self.target.valid, "validation")
 
     def named(self, view: View) -> dict[str, Tensor]:
         """The model's parameters by name, as they are saved; of a model a client, with the client before the name."""

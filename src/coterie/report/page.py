@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,7 @@ def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "")
     notes = [f"{run.folder.name}: {note}" for run in runs for note in run.notes]
     parts += [_warnings("Left out", complaints), _warnings("Note", notes), more]
     if single:
+        parts.append(_models_section(runs[0]))
         parts.append(_weights_section(runs[0], charts, "weights"))
     parts.append(_measures_section(found, charts))
     parts.append(_runs_table(found))
@@ -118,6 +119,28 @@ def figure(chart: Chart, charts: list[Chart], *, hidden: bool = False, axis: str
     state = (" hidden" if hidden else "") + (f' data-axis="{axis}"' if axis else "")
     caption = f"<figcaption>{esc(chart.title)}</figcaption>"
     return f'<figure id="{esc(chart.name)}"{state}>{caption}{chart.inline()}{note}{values}</figure>'
+
+
+def _models_section(run: Run) -> str:
+    """Which of the two stored models is which."""
+    best = (run.summary or {}).get("best")
+    if run.summary is None or not isinstance(best, dict):
+        return ""
+    stored = (
+        ("model.safetensors", "last round", {"round": run.summary.get("rounds", ""), **run.summary["final"]}),
+        ("model-best.safetensors", "lowest validation loss", best),
+    )
+    shown = ("validation_loss", "test_accuracy")
+    rows = [(file, which, of.get("round", ""), *(_measure(of, key) for key in shown)) for file, which, of in stored]
+    head = ("file", "which", "round", "validation loss", "test accuracy")
+    note = _warnings("Note", [str(best["note"])]) if best.get("note") else ""
+    return f"<section><h2>Stored models</h2>{table(head, rows, numbers=2)}</section>{note}"
+
+
+def _measure(measures: Mapping[str, Any], key: str) -> str:
+    """A number of a summary, which may hold anything."""
+    value = measures.get(key)
+    return f"{value:.4g}" if isinstance(value, int | float) else "–"
 
 
 def _weights_section(run: Run, charts: list[Chart], name: str) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -188,6 +188,18 @@ def comparison_table(summary: dict[str, Any]) -> Table:
     return table
 
 
+def which_models(summary: Mapping[str, Any]) -> str:
+    """Which of the two stored models is which, and whether the last is much worse than the best."""
+    best, final = summary["best"], summary["final"]
+
+    def loss(measures: Mapping[str, Any]) -> str:
+        return measure_text("validation_loss", measures.get("validation_loss"))
+
+    told = f"model.safetensors is of round {summary['rounds']} (validation loss {loss(final)}), the last one; "
+    told += f"model-best.safetensors is of round {best['round']} (validation loss {loss(best)}), the lowest."
+    return told + (f" Warning: {best['note']}" if best.get("note") else "")
+
+
 def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None:
     """What a run ends with on the screen."""
     if "clusters" in summary:
@@ -207,6 +219,9 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
     if "privacy" in summary:
         show_privacy(console, summary["privacy"])
     files = "summary.json, weights.csv, metrics.jsonl, model.safetensors"
+    if "best" in summary:
+        console.print(f"\n{which_models(summary)}", soft_wrap=True, markup=False)
+        files += ", model-best.safetensors"
     console.print(f"\nResults are in [bold]{escape(folder)}[/bold] ({files}).", soft_wrap=True)
     console.print(f"Look at them: [bold]coterie report {escape(folder)}[/bold]", soft_wrap=True)
 
@@ -258,6 +273,10 @@ class LiveDisplay:
         if self.console.is_terminal:
             self._live = Live(self._bar, console=self.console, refresh_per_second=8, transient=not self.is_baseline)
             self._live.start()
+
+    def noted(self, note: str) -> None:
+        """What a resumed run has to say before it goes on."""
+        self.console.print(f"{self.name}: {note}", markup=False, soft_wrap=True)
 
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """Move the bars."""

@@ -2,7 +2,7 @@
 
 from coterie.errors import unknown
 from coterie.experiment.reproduce import beyond, fednest, fedsep, meritfed, primal_dual, weighted_nodes
-from coterie.experiment.reproduce.study import MEASURED, Study, Table, markdown, reproduce
+from coterie.experiment.reproduce.study import MEASURED, Study, Table, check_stored, markdown, reproduce
 
 STUDIES: tuple[Study, ...] = (
     *weighted_nodes.STUDIES,
@@ -22,4 +22,4 @@ def study(name: str) -> Study:
     raise unknown("reproduction", name, [one.name for one in STUDIES])
 
 
-__all__ = ["MEASURED", "STUDIES", "Study", "Table", "markdown", "reproduce", "study"]
+__all__ = ["MEASURED", "STUDIES", "Study", "Table", "check_stored", "markdown", "reproduce", "study"]

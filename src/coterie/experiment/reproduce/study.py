@@ -153,6 +153,76 @@ def reproduce(
     return result
 
 
+class Checked(NamedTuple):
+    """One run of a stored cell, made again: the stored value and the new one."""
+
+    name: str
+    seed: int
+    stored: float
+    again: float | None
+
+    def agrees(self, tolerance: float) -> bool:
+        """Whether both are the same, up to the tolerance, relative above 1 and absolute below."""
+        return self.again is not None and abs(self.again - self.stored) <= tolerance * max(1.0, abs(self.stored))
+
+
+def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Cell, int, float]]:
+    """A few cells of a stored result, spread evenly over it, each with one seed and that seed's stored value.
+
+    Only cells that hold one value per seed of the result can be checked: the mean of several seeds tells nothing of
+    one run.
+    """
+    seeds = [int(seed) for seed in result["seeds"]]
+    table = study.at(result["scale"])
+    names = [column["name"] for column in result["columns"]]
+    stored = {
+        (row["name"], name): values
+        for row in result["rows"]
+        for name, cell in zip(names, row["cells"], strict=True)
+        if len(values := cell.get("values") or [cell[key] for key in ("mean",) if key in cell]) == len(seeds)
+    }
+    whole = [cell for cell in cells(replace(table, seeds=tuple(seeds))) if (cell.row.name, cell.column.name) in stored]
+    chosen = [whole[round(i * (len(whole) - 1) / max(1, count - 1))] for i in range(min(count, len(whole)))]
+    return [
+        (cell, i % len(seeds), float(stored[cell.row.name, cell.column.name][i % len(seeds)]))
+        for i, cell in enumerate(chosen)
+    ]
+
+
+def check_stored(
+    study: Study,
+    result: Mapping[str, Any],
+    out: Path,
+    *,
+    count: int = 2,
+    at_once: int | None = None,
+    watch: Watch | None = None,
+) -> list[Checked]:
+    """Run a small sample of a stored result's cells again.
+
+    Args:
+        study: the study that the result is of.
+        result: what `reproduce` stored.
+        out: the folder for the runs.
+        count: how many cells.
+        at_once: runs at a time; by default one per core.
+        watch: hears how the runs come along.
+    """
+    make_folder(out)
+    table = study.at(result["scale"])
+    chosen = sample(study, result, count)
+    runs = [cell.runs[seed] for cell, seed, _ in chosen]
+    found = {table.folder(settings): Job(configured(settings), out / table.folder(settings)) for settings in runs}
+    run_all(list(found.values()), at_once=at_once, watch=watch)
+    checked = []
+    for (cell, seed, stored), settings in zip(chosen, runs, strict=True):
+        run = finished_run(out / table.folder(settings))
+        value = None if run is None else read(run, cell.column.read)
+        again = None if value is None else cell.column.times * value
+        checked.append(Checked(f"{cell.row.name}, {cell.column.name}", int(result["seeds"][seed]), stored, again))
+    return checked
+
+
 def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, Any]:
     """The cells' values, as far as their runs are there."""
     read_so_far: dict[Path, Finished | None] = {}

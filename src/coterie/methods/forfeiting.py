@@ -1,0 +1,40 @@
+"""Any method that learns weights, with clients losing weight where they sent nothing, or another client's update.
+
+Such replies are left out of their phase (`federation.screen_copies`), and a method that sees a smaller active set
+leaves the weights of the others as they are. That is right for clients that were not asked, and wrong here: a weight
+would report help that was not given. So each round halves the weights of these clients and gives the rest to the
+others. A client whose update was 0 once recovers, one that never helps ends at 0.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method
+from coterie.numerics import Draw
+
+FIELDS = ("w", "W")  # weights [K] of a state, or by target [K, K]
+
+
+def forfeiting(method: Method) -> Method:
+    """The same method, with weights that idle clients lose."""
+
+    def round(fed: Federation, s: Any, draw: Draw) -> Any:
+        fed.book.idle.clear()
+        after = method.round(fed, s, draw)
+        weights = {name: getattr(after, name) for name in FIELDS if isinstance(getattr(after, name, None), Tensor)}
+        if not fed.book.idle or not weights:
+            return after
+        return after._replace(**{name: forfeited(w, fed.book.idle) for name, w in weights.items()})
+
+    return replace(method, round=round)
+
+
+def forfeited(w: Tensor, idle: Iterable[int]) -> Tensor:
+    """Weights on the simplex (rows of them) after these clients lost half of theirs to the others."""
+    halved = w.clone()
+    halved[..., sorted(idle)] *= 0.5
+    return halved / halved.sum(-1, keepdim=True)
