@@ -3,11 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from coterie import machine
+
 if TYPE_CHECKING:
     from coterie import methods
     from coterie.errors import CoterieError, RunError, UsageError
     from coterie.facade import Federation, Fit, fit
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
+
+machine.prepare()  # before torch is first used
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +25,7 @@ __all__ = [
     "SingleLevel",
     "UsageError",
     "fit",
+    "machine",
     "methods",
 ]
 

@@ -90,6 +90,7 @@ def test_noise_has_the_scale_that_was_set_and_differs_by_client_and_phase(hiding
     assert torch.equal(rows, again)
 
 
+@pytest.mark.chunk_free
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_chunks_do_not_change_a_bit(hiding, chunk):
     one, two = (hiding(1.0, 1.0, chunk=size).gather(reply, draw=DRAW).rows for size in (None, chunk))

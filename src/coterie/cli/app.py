@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie import machine
 from coterie.errors import CoterieError
 
 app = typer.Typer(
@@ -66,6 +67,8 @@ def main() -> None:
     try:
         app(prog_name="coterie")
     except CoterieError as error:
+        if isinstance(error, machine.NotPortable):
+            machine.restart()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from coterie import machine
 from coterie.errors import UsageError
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
@@ -63,6 +64,7 @@ Network = Callable[[Config, Any], Transport]
 
 def make_problem(config: Config) -> Any:
     """The problem that a configuration describes."""
+    machine.require(config.run.portable)
     device = checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
     problem = problem_entry(config.run.problem).make(Context(config.run.seed, dtype, device), **config.problem)
@@ -301,7 +303,9 @@ def _chunk(problem: Any, megabytes: int) -> int:
 
 
 def _mode(problem: Any, engine: LocalEngine) -> Any:
-    """vmap or sequential, by timing a typical gradient."""
+    """vmap or sequential, by timing a typical gradient; vmap where every machine shall give the same bits."""
+    if machine.wanted():
+        return "vmap"
     batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
     draw = Draw.of(0, device=engine.sizes.device)
     return faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))

@@ -247,6 +247,10 @@ class LiveDisplay:
             self._live = Live(self._bar, console=self.console, refresh_per_second=8, transient=not self.is_baseline)
             self._live.start()
 
+    def warned(self, concern: str) -> None:
+        """Say what is to be known about the bits of a run."""
+        self.console.print(f"note: {escape(concern)}", soft_wrap=True)
+
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """Move the bars."""
         label, value = headline(line)
