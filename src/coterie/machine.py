@@ -103,7 +103,7 @@ def not_held() -> str:
     """Why this process is not a portable one; empty if it is."""
     import torch
 
-    if not torch.backends.mkl.is_available():
+    if not _has_mkl():
         return f"torch computes with {blas()[0]} here, not with MKL, whose branches can be held"
     if branch() not in ("COMPATIBLE", "unknown") or not wanted():
         return f"MKL's branch is {branch()}, not COMPATIBLE"
@@ -124,15 +124,19 @@ def restart() -> None:
 
 def branch() -> str:
     """MKL's branch as MKL itself reports it; none without MKL, unknown where torch does not show MKL's functions."""
-    import torch
-
-    if not torch.backends.mkl.is_available():
+    if not _has_mkl():
         return "none"
     code = _mkl("mkl_serv_cbwr_get", "MKL_CBWR_Get", -1)
     if code is None:
         return "unknown"
     name = CNR.get(code & ~STRICT, str(code))
     return f"{name},STRICT" if code & STRICT else name
+
+
+def _has_mkl() -> bool:
+    import torch
+
+    return bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 
 def _mkl(own: str, public: str, argument: int) -> int | None:
@@ -156,7 +160,7 @@ def blas() -> tuple[str, str]:
     import torch
 
     built = torch.__config__.show()
-    if torch.backends.mkl.is_available():
+    if _has_mkl():
         _, found, rest = built.partition("Math Kernel Library Version ")
         return "MKL", rest.split(" ")[0] if found else ""
     _, found, rest = built.partition("BLAS_INFO=")
@@ -268,7 +272,7 @@ def _same_in_chunks(work: Work) -> bool:
     clients = torch.arange(CLIENTS)
     whole = work(clients)
     for size in CHUNKS:
-        for chunk in clients.split(size):
+        for chunk in (clients[first : first + size] for first in range(0, CLIENTS, size)):
             part = work(chunk if len(chunk) > 1 else chunk.repeat(2))[: len(chunk)]
             if not torch.equal(part, whole[chunk]):
                 return False

@@ -216,8 +216,8 @@ class _Run:
     def concerned(self, concerns: list[str]) -> list[str]:
         """Record what is to be known about the bits of this run, and report it."""
         self.note([{"round": self.done.rounds, "event": "bits", "reason": concern} for concern in concerns])
-        warned = getattr(self.observer, "warned", None)
-        for concern in concerns if warned is not None else ():
+        warned: Callable[[str], None] = getattr(self.observer, "warned", lambda concern: None)
+        for concern in concerns:
             warned(concern)
         return concerns
 
