@@ -52,6 +52,7 @@ def test_the_table_says_who_is_absent_and_what_was_missed() -> None:
     assert "pfl: not installed" in table([result])
 
 
+@pytest.mark.chunk_free
 def test_a_round_of_many_clients_does_not_depend_on_the_chunk() -> None:
     problem = scaling.logistic(150)
     assert torch.equal(scaling.round_of(problem, 2, "auto"), scaling.round_of(problem, 2, 7))

@@ -3,12 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from coterie import machine
+
 if TYPE_CHECKING:
     from coterie import methods
     from coterie.consent import allow_code
     from coterie.errors import CoterieError, RunError, UsageError
     from coterie.facade import Federation, Fit, Stopped, fit
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
+
+machine.prepare()  # before torch is first used
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "UsageError",
     "allow_code",
     "fit",
+    "machine",
     "methods",
 ]
 

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from coterie import machine
 from coterie.errors import UsageError
 from coterie.experiment.build import Parts, check_needs, checked_device, federate, with_screened_copies
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
@@ -182,7 +183,7 @@ class Fit:
             for event in self._result.events:
                 records.event(event)
             records.flush()
-        write_atomically(folder / "config.toml", self._parts.config.as_toml().encode())
+        write_atomically(folder / "config.toml", self._parts.config.as_record().encode())
         write_json(folder / "ledger.json", self.ledger.as_dict())
         write_json(folder / "summary.json", self.summary)
         about = {"format": "pt", "coterie_method": self._parts.method.name}
@@ -209,11 +210,22 @@ def fit(
     seed: int = 0,
     record: int = 1,
     threads: int | Literal["auto"] = "auto",
+    portable: bool = False,
     observer: Observer | None = None,
 ) -> Fit:
     """Train. The same federation and seed give the same result, bit for bit.
 
     Ctrl-C and SIGTERM are raised again as `Stopped`, a KeyboardInterrupt that holds what was trained until then.
+
+    Args:
+        fed: the clients and what they minimise.
+        method: how to train, for example `coterie.methods.meritfed(step=0.1)`.
+        rounds: how many rounds to train.
+        seed: fixes every draw.
+        record: how many rounds lie between two entries of the history.
+        threads: how many threads compute.
+        portable: whether Intel and AMD shall give the same bits; it needs COTERIE_PORTABLE=1 before torch is used.
+        observer: is told of every recorded round.
     """
     if not isinstance(fed, Federation):
         raise UsageError(
@@ -228,8 +240,10 @@ def fit(
         "seed": seed,
         "record": record,
         "threads": threads,
+        "portable": portable,
     }
     run = checked_table(RunTable, "run", {**values, "dtype": fed.dtype, "device": fed.device, "baselines": []})
+    machine.require(run.portable)
     check_needs(method, fed.problem, OWN)
     config = Config(run, dict(method.settings), {}, fed.options)
     method, options = with_screened_copies(method, config)

@@ -112,6 +112,7 @@ def test_walks_are_attacked_from_where_they_set_out(tiny, attacked, name, each):
     torch.testing.assert_close(told, expected(name, lengths, USUAL[name], 1), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.chunk_free
 @upload_attacks
 @pytest.mark.parametrize("mode", ["vmap", "sequential"])
 def test_chunks_do_not_change_a_bit(attacked, name, mode):

@@ -174,6 +174,7 @@ def test_a_resumed_run_is_bit_identical(kind, tmp_path: Path):
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
 
 
+@pytest.mark.chunk_free
 @every
 def test_chunks_and_modes_do_not_matter(kind):
     whole, *parts = (

@@ -117,6 +117,7 @@ def sizes_of(k: int, equal: bool) -> list[int]:
     return [4 if equal else 2 + (3 * i) % 5 for i in range(k)]
 
 
+@pytest.mark.chunk_free
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("equal", [True, False], ids=["equal", "unequal"])
@@ -143,6 +144,7 @@ def test_no_bit_depends_on_the_chunk(shards, name, shape, k, equal, dtype, mode)
             assert torch.equal(fed.mean(f, theta, weights=weights, draw=DRAW, **s), mean), f"chunk {chunk}"
 
 
+@pytest.mark.chunk_free
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["mlp", "conv"])
 def test_no_bit_depends_on_who_else_is_active(shards, name, mode):

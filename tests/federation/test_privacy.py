@@ -142,6 +142,7 @@ def test_a_mean_of_n_clients_has_the_noise_of_all_of_them(hiding):
     assert float(mean.std()) == pytest.approx(1.5 / 3, rel=4 / math.sqrt(2 * len(mean)))
 
 
+@pytest.mark.chunk_free
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_chunks_do_not_change_a_bit(hiding, chunk):
     one, two = (hiding(1.0, 1.0, chunk=size).gather(reply, draw=DRAW).rows for size in (None, chunk))

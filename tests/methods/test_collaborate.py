@@ -427,6 +427,7 @@ def test_a_person_can_read_the_map() -> None:
     assert "and 40 more" in out.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.chunk_free
 def test_many_clients_in_chunks_are_the_same() -> None:
     """K = 100 with the small network; chunks bound the memory and change no bit."""
     settings = {"problem__clients": 100, "problem__train": 10, "problem__validation": 10, "problem__test": 20}

@@ -252,6 +252,7 @@ def test_engines_agree_in_values_and_ledger(case: Case) -> None:
     assert one.ledger.as_dict() == two.ledger.as_dict()
 
 
+@pytest.mark.chunk_free
 @first
 @pytest.mark.parametrize("mode", ["vmap", "sequential"])
 def test_chunks_do_not_change_a_bit(case: Case, mode: str) -> None:

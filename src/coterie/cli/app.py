@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from coterie import machine
 from coterie.consent import allowing
 from coterie.errors import CoterieError, clean
 
@@ -85,6 +86,8 @@ def main() -> None:
     try:
         app(prog_name="coterie")
     except CoterieError as error:
+        if isinstance(error, machine.NotPortable):
+            machine.restart()
         print(f"error: {clean(str(error), None, keep=LAYOUT)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:

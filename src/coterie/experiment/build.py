@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from coterie import machine
 from coterie.errors import UsageError
 from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
@@ -65,6 +66,7 @@ Network = Callable[[Config, Any], Transport]
 
 def make_problem(config: Config) -> Any:
     """The problem that a configuration describes."""
+    machine.require(config.run.portable)
     device = checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
     context = Context(config.run.seed, dtype, device, statistics_privacy(config))
@@ -406,7 +408,9 @@ def _chunk(problem: Any, megabytes: int) -> int:
 
 
 def _mode(problem: Any, engine: LocalEngine) -> Any:
-    """vmap or sequential, by timing a typical gradient."""
+    """vmap or sequential, by timing a typical gradient; vmap where every machine shall give the same bits."""
+    if machine.wanted():
+        return "vmap"
     batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
     draw = Draw.of(0, device=engine.sizes.device)
     return faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from coterie import machine
 from coterie.errors import UsageError, unknown
 from coterie.federation.faults import KINDS
 from coterie.methods.registry import MethodEntry, method_entry
@@ -21,6 +22,7 @@ T = TypeVar("T", bound="_Table")
 
 VERSION = 1
 NETWORK_CLIP = 10.0  # measured: see docs/byzantine.md
+PLATFORM = "platform"
 TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
 ALIASES = {"problem.active": "federation.active"}  # for other tools
 BARE_DECIMAL = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # people write them, TOML does not
@@ -47,11 +49,18 @@ class RunTable(_Table):
     dtype: Literal["float32", "float64"] = "float32"
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     compile: bool = False
+    portable: bool = False  # the same bits on Intel and AMD, see `machine.py`
     record: Count = 1
     checkpoint: Count = 1
     baselines: list[str] | None = None
     budget: Count | None = None  # bytes: the first round that reaches it is the last
     log: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
+
+    @model_validator(mode="after")
+    def _portable_is_held(self) -> "RunTable":
+        if self.portable and (self.threads not in ("auto", 1) or self.compile or self.device != "cpu"):
+            raise ValueError("portable = true needs threads = 1, device = cpu and compile = false; leave these out")
+        return self
 
 
 class FederationTable(_Table):
@@ -173,8 +182,12 @@ class Config:
         return {"version": VERSION, **{name: kept[name] for name in TABLES if name not in idle}}
 
     def as_toml(self) -> str:
-        """The text of config.toml, enough to run it again."""
+        """The settings as TOML, enough to run them again."""
         return tomli_w.dumps(self.as_dict())
+
+    def as_record(self) -> str:
+        """The text of a result's config.toml: the settings, and the platform that it is made on."""
+        return f"{self.as_toml()}\n{tomli_w.dumps({PLATFORM: machine.platform()})}"
 
     def with_run(self, **changes: Any) -> "Config":
         """The same with other [run] values."""
@@ -205,6 +218,15 @@ def load(
             raise unknown("table", table, TABLES)
         tables.setdefault(table, {})[key] = value
     return resolve(tables)
+
+
+def platform_of(file: Path) -> dict[str, Any]:
+    """The platform that a result was begun on, by its config.toml; empty where that is older than such tables."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get(PLATFORM, {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}  # `load` says what is wrong with it
+    return found if isinstance(found, dict) else {}
 
 
 def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -269,6 +291,7 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{file} cannot be read: {error}.") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}.") from None
+    data.pop(PLATFORM, None)  # where a run was made; no setting
     version = data.pop("version", VERSION)
     if not isinstance(version, int) or version > VERSION:
         raise UsageError(

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
+from coterie.experiment.config import platform_of
 from coterie.experiment.files import write_json
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.records import Records, save_model
@@ -131,6 +133,8 @@ def run_rounds(
         run = _Run(parts, folder, records, observer, done)
         try:
             with _terminable(), using_threads(parts.config.run.threads):
+                begun_on = platform_of(folder / "config.toml") if folder is not None and resume else {}
+                notes = [*notes, *run.concerned(machine.concerns(begun_on))]
                 if resume:
                     run.resumed(notes)
                 if observer is not None:
@@ -284,6 +288,14 @@ class _Run:
         counts = Counter(event["event"] for event in events)
         return {kind: counts[kind] for kind in sorted(counts.keys() - {"resumed"})}
 
+    def concerned(self, concerns: list[str]) -> list[str]:
+        """Record what is to be known about the bits of this run, and report it."""
+        self.note([{"round": self.done.rounds, "event": "bits", "reason": concern} for concern in concerns])
+        warned: Callable[[str], None] = getattr(self.observer, "warned", lambda concern: None)
+        for concern in concerns:
+            warned(concern)
+        return concerns
+
     def resumed(self, notes: list[str]) -> None:
         self.note([{"round": self.done.rounds, "event": "resumed", "reason": "; ".join(notes)}])
         self.complete(self.done)
@@ -352,6 +364,7 @@ class _Run:
             "friends": self.parts.problem.friends,
             "communication": ledger.total._asdict(),
             "seconds": round(self.done.seconds, 3),
+            "platform": {**machine.platform(), "chunk_free": not machine.depends_on_chunk()},
         }
         if ledger.wire.exchanges:
             summary["wire"] = ledger.wire._asdict()

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, NamedTuple
 
+from coterie import machine
 from coterie.consent import search_path
 from coterie.errors import RunError
 from coterie.experiment.config import Config, load
@@ -48,7 +49,7 @@ class Watch:
 class _Worker:
     """A process that makes one run after the other."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, portable: bool) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "coterie.experiment.worker"],  # without the current folder
@@ -56,7 +57,12 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            env={**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": str(threads)},
+            env={
+                **os.environ,
+                "PYTHONPATH": search_path(),
+                "OMP_NUM_THREADS": str(threads),
+                **machine.environment(portable),
+            },
         )
 
     def make(self, config: Path, folder: Path) -> dict[str, Any]:
@@ -102,8 +108,8 @@ class _Worker:
 class _Workers:
     """Workers, started as they are needed; one that has died is replaced."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads, self._lock = threads, Lock()
+    def __init__(self, threads: int, portable: bool) -> None:
+        self._threads, self._portable, self._lock = threads, portable, Lock()
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
         self._all: list[_Worker] = []
         self._closed = False
@@ -135,7 +141,7 @@ class _Workers:
         with self._lock:
             if self._closed:
                 raise RunError("stopped before it began.")
-            self._all.append(_Worker(self._threads))
+            self._all.append(_Worker(self._threads, self._portable))
             return self._all[-1]
 
     def stop(self) -> None:
@@ -160,7 +166,8 @@ def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | N
     cores = os.cpu_count() or 1
     workers = max(1, min(at_once or cores, len(jobs)))
     threads = max(1, cores // workers)
-    helpers, summaries = _Workers(threads), dict[int, dict[str, Any]]()
+    portable = machine.wanted() or any(job.config.run.portable for job in jobs)
+    helpers, summaries = _Workers(threads, portable), dict[int, dict[str, Any]]()
     watch.begin(jobs)
     try:
         with ThreadPoolExecutor(workers) as pool:

@@ -34,7 +34,7 @@ def run(
     observer = with_logs(config.run.log, folder, watch(config.run.method, False))
     prepare(folder, force=force)
     with _at_work_in(folder):
-        write_atomically(folder / "config.toml", parts.config.as_toml().encode())
+        write_atomically(folder / "config.toml", parts.config.as_record().encode())
         result = run_rounds(parts, folder, observer)
         return _with_baselines(parts.config, result.summary, folder, watch, network)
 
@@ -85,7 +85,7 @@ def _one(
     parts = assemble(config, network)
     begun = (folder / "config.toml").is_file()
     if not begun:
-        write_atomically(folder / "config.toml", parts.config.as_toml().encode())
+        write_atomically(folder / "config.toml", parts.config.as_record().encode())
     observer = with_logs(config.run.log, folder, observer)
     return run_rounds(parts, folder, observer, resume=begun, home=home).summary
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie import machine
 from coterie.consent import check_address
 from coterie.errors import UsageError
 from coterie.experiment import run as experiment
@@ -42,6 +43,7 @@ def launch(
     config: Config, folder: Path, watch: Watch, *, force: bool, resume: bool, options: dict[str, Any]
 ) -> dict[str, Any]:
     """Run or resume a configuration on Ray; the summary."""
+    machine.require(config.run.portable)  # before a cluster is started
     if not resume:
         check(folder, force=force)
     if config.run.threads == "auto":  # the cores are the actors'

@@ -9,6 +9,7 @@ import ray
 from numpy import concatenate
 from ray.exceptions import RayActorError, RayError
 
+from coterie import machine
 from coterie.errors import RunError
 from coterie.federation.remote import Address, Message, Trouble
 from coterie.ray_engine.group import LARGE, Cargo, Group
@@ -26,7 +27,8 @@ class RayTransport:
     ) -> None:
         self.chosen = chosen
         self.kept = Kept(memory)
-        actor = ray.remote(Group).options(num_cpus=1, max_restarts=-1, max_task_retries=0)
+        held = {"env_vars": machine.environment(machine.wanted())}  # a cluster that was there has its own
+        actor = ray.remote(Group).options(num_cpus=1, max_restarts=-1, max_task_retries=0, runtime_env=held)
         self._cargoes = [ray.put(cargo) for cargo in cargoes]  # held, for those who must be born again
         self.actors: dict[Address, Any] = {i: actor.remote(cargo) for i, cargo in enumerate(self._cargoes)}
         self.kept.of = {group: set(self.kept.bundles) for group in self.actors}

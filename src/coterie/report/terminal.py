@@ -278,6 +278,10 @@ class LiveDisplay:
         """What a resumed run has to say before it goes on."""
         self.console.print(f"{self.name}: {note}", markup=False, soft_wrap=True)
 
+    def warned(self, concern: str) -> None:
+        """Say what is to be known about the bits of a run."""
+        self.console.print(f"note: {escape(concern)}", soft_wrap=True)
+
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """Move the bars."""
         label, value = headline(line)
