@@ -111,7 +111,7 @@ def _start(place: Path, about: dict[str, Any]) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with (place / "log").open("wb") as log:
             worker = subprocess.Popen(
-                [sys.executable, "-m", "coterie.flower.worker"],
+                [sys.executable, "-P", "-m", "coterie.flower.worker"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

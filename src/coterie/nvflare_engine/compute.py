@@ -57,7 +57,7 @@ class Compute:
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         with theirs:
-            command = [sys.executable, "-m", "coterie.nvflare_engine.compute", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "coterie.nvflare_engine.compute", str(theirs.fileno())]
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         self._line = ours
         send(ours, json.dumps(self.how).encode())
