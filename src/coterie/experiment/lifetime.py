@@ -29,6 +29,7 @@ PATIENCE = 5.0  # seconds between the request to end and the kill
 LOOK = 0.1
 POLL = 0.5  # seconds between two looks of the keeper at its parent
 STOP = "coterie engines stop"
+HAS_PROC = Path("/proc/self/environ").exists()
 
 
 class Process(NamedTuple):
@@ -231,7 +232,7 @@ def _send(process: Process, how: signal.Signals) -> None:
 
 def _start_of(pid: int) -> str | None:
     """When a process was started, in a form that differs between boots; None where there is no such process."""
-    if sys.platform == "linux":
+    if HAS_PROC:
         stat = _stat(pid)
         return None if stat is None or stat[0] == "Z" else f"{_boot()}-{stat[19]}"
     said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
@@ -252,7 +253,7 @@ def _boot() -> str:
 
 def _table(mark: str) -> Iterable[tuple[int, tuple[int, bool, Process]]]:
     """Every process that can be seen: its number, its parent, whether it bears the mark, and who it is."""
-    if sys.platform != "linux":
+    if not HAS_PROC:
         yield from _table_of_ps(mark)
         return
     boot, needle = _boot(), f"{MARK}={mark}".encode()

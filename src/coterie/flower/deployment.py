@@ -48,7 +48,9 @@ class Deployment:
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (self.folder / "flwr").mkdir()
-        trust = "insecure = true" if keys is None else f"root-certificates = {json.dumps(str(keys.authority))}"
+        trust = (
+            "insecure = true" if keys is None else f"root-certificates = {json.dumps(str(keys.authority.resolve()))}"
+        )
         text = f"[superlink.{NAME}]\naddress = {json.dumps(self.address)}\n{trust}\n"
         (self.folder / "flwr" / "config.toml").write_text(text, encoding="utf-8")
 
