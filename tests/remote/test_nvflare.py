@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,11 @@ def test_only_loopback_is_listened_on_and_nothing_is_left(how: signal.Signals, t
         while not (folder / "metrics.jsonl").is_file() and process.poll() is None:
             time.sleep(0.1)
         assert process.poll() is None
-        listening = {
-            connection.laddr.ip
-            for pid in mine(mark)
-            for connection in psutil.Process(pid).net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        }
+        listening = set()
+        for pid in mine(mark):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found = psutil.Process(pid).net_connections("tcp")
+                listening |= {line.laddr.ip for line in found if line.status == psutil.CONN_LISTEN}
         keys = list((tmp_path / "tmp").rglob("*.key"))
         process.send_signal(how)
         said = process.communicate()[1].decode()
