@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench constraints bounds clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -23,6 +23,13 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks --json runs/bench.json
+
+constraints: $(VENV)/.installed-dev
+	$(BIN)/python tools/constraints.py
+
+bounds: $(VENV)/.installed-dev
+	$(BIN)/python tools/bounds.py lowest
+	$(BIN)/python tools/bounds.py newest
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("coterie needs Python 3.11 or newer; set PYTHON=...") if sys.version_info < (3, 11) else 0'

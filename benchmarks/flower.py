@@ -13,7 +13,6 @@ alike. Ratios of medians are what counts.
 import argparse
 import json
 import sys
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -125,9 +124,9 @@ def main() -> None:
 
     from coterie.flower.deployment import Deployment
 
-    with tempfile.TemporaryDirectory(prefix="coterie-") as name, Deployment(Path(name)) as flower:
-        place = Path(name) / "bench-app"
-        answer = Path(name) / "answer.json"
+    with Deployment() as flower:
+        place = flower.folder / "bench-app"
+        answer = flower.folder / "answer.json"
         write(place, {**vars(given), "answer": str(answer)})
         flower.superlink()
         for k in range(given.clients):

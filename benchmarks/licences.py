@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 OWN = "coterie"
 GROUPS = {"running": "", "privacy": "privacy", "test": "test", "dev": "dev"}
+GROUPS |= {name: name for name in ("files", "text", "tensorboard", "mlflow", "wandb", "flower", "ray", "nvflare")}
 TEXTS = (("MIT", "MIT License"), ("BSD-3-Clause", "BSD 3-Clause"), ("Apache-2.0", "Apache License"))
 
 
@@ -28,20 +29,22 @@ def declared(extra: str) -> list[Requirement]:
 
 def needed(extra: str) -> set[str]:
     """The canonical names of all that is installed for it, whatever brought it along."""
-    seen: set[str] = set()
-    waiting = declared(extra)
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [one for one in declared(extra) if _applies(one, set())]
     while waiting:
         requirement = waiting.pop()
-        name = canonicalize_name(requirement.name)
-        if name in seen or not _installed(name) or not _applies(requirement):
+        key = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if key in seen or not _installed(key[0]):
             continue
-        seen.add(name)
-        waiting += map(Requirement, distribution(name).requires or [])
-    return seen
+        seen.add(key)
+        found = map(Requirement, distribution(key[0]).requires or [])
+        waiting += [one for one in found if _applies(one, requirement.extras)]
+    return {name for name, _ in seen}
 
 
-def _applies(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+def _applies(requirement: Requirement, extras: set[str]) -> bool:
+    """Whether it is installed here for a package of which these extras were asked for."""
+    return requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in {"", *extras})
 
 
 def _installed(name: str) -> bool:

@@ -8,7 +8,6 @@ Starts a deployment on loopback and ends it. Not named nvflare.py: it would hide
 import argparse
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from nvflare.collab import CollabRecipe, collab
 
 from coterie.experiment.config import load
 from coterie.experiment.elsewhere import interruptible
+from coterie.experiment.lifetime import Lifetime
 from coterie.federation.remote.codec import encode
 from coterie.federation.remote.messages import PROTOCOL, Order
 from coterie.nvflare_engine.app import Client, Server
@@ -90,16 +90,16 @@ def main() -> None:
     )
     sites = [f"site-{k + 1}" for k in range(given.clients)]
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-    with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True) as name:
-        answer = Path(name) / "answer.json"
+    with interruptible(), Lifetime("nvflare") as life:
+        answer = life.folder / "answer.json"
         here = {"sites": sites, "config": config.as_toml()}
-        server = {**here, "folder": str(Path(name) / "out"), "answer": str(answer), "force": False}
+        server = {**here, "folder": str(life.folder / "out"), "answer": str(answer), "force": False}
         client = {**here, "memory": "", "load": "", "modules": [], "shares_memory": False}
         recipe = CollabRecipe(
             "bench", Measured(sealed(server)), Echo(sealed(client)), sync_task_timeout=300, min_clients=len(sites)
         )
         clock = time.perf_counter()
-        with deployment(Path(name) / "poc", len(sites)) as poc:
+        with deployment(life, sites) as poc:
             poc.deploy(recipe.finalize())
             while not answer.exists():
                 time.sleep(0.5)

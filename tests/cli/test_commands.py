@@ -50,6 +50,14 @@ def test_every_command_has_help_with_an_example(coterie: Command, names: tuple[s
     assert coterie(*names, "-h").out == done.out
 
 
+@pytest.mark.parametrize(
+    ("names", "text"), [(("run",), "A configuration file"), (("engines", "stop"), "Deployments by their ids")]
+)
+def test_help_shows_what_arguments_mean(coterie: Command, names: tuple[str, ...], text: str) -> None:
+    """typer before 0.26 loses it with click 8.5."""
+    assert text in coterie(*names, "--help").out
+
+
 def test_help_lists_the_commands_and_does_not_wait_for_torch() -> None:
     code = (
         "import sys; sys.argv = ['coterie', '--help']\n"

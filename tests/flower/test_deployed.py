@@ -18,7 +18,7 @@ from federations import begin, end, events, rounds, until
 
 from coterie.experiment.config import Config
 from coterie.experiment.loop import Result
-from coterie.flower.deployment import Deployment
+from coterie.flower.deployment import NAME, Deployment
 from deployable import (
     ELSEWHERE,
     EVERY_KIND,
@@ -202,3 +202,16 @@ def all_as_locally(flower: Deployment, config: Config, local: dict[str, Result],
     said = end(flower, begin(flower, config.with_run(baselines=others), folder))
     assert said["summary"]["outcome"] == "finished", said
     assert_as_locally(folder, config, local)
+
+
+def test_a_folder_of_the_connection_s_name_is_not_taken_for_an_app(
+    flower: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As below a clone of coterie: there Flower's commands failed, and the run was given up after a minute."""
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "pyproject.toml").write_text('[project]\nname = "other"\nversion = "1"\n')
+    monkeypatch.chdir(tmp_path)
+    answer = begin(flower, configuration(run__rounds=1), tmp_path / "out")
+    runs = flower.flwr("list", NAME)["runs"]
+    assert flower.status(str(runs[0]["run-id"])) != "unknown"
+    assert end(flower, answer)["summary"]["outcome"] == "finished"

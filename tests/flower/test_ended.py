@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from uuid import uuid4
 
@@ -38,7 +40,9 @@ def marked(mark: str) -> set[str]:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_nothing_is_left(how: signal.Signals, tmp_path: Path) -> None:
     mark = f"COTERIE_TEST_MARK={uuid4()}"
-    environment = {**os.environ, "COTERIE_TEST_MARK": mark.partition("=")[2]}
+    temporary = Path(tempfile.mkdtemp(prefix="t"))  # a short name: sockets are below it
+    environment = {**os.environ, "COTERIE_TEST_MARK": mark.partition("=")[2], "TMPDIR": str(temporary)}
+    environment["XDG_RUNTIME_DIR"] = str(temporary)
     command = [sys.executable, "-m", "coterie", *COMMAND, "--set", "problem.friends=1", "--out", str(tmp_path / "out")]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
         until(lambda: sum("supernode" in program for program in marked(mark)) >= 2)
@@ -47,6 +51,9 @@ def test_nothing_is_left(how: signal.Signals, tmp_path: Path) -> None:
     assert process.returncode != 0
     assert how is signal.SIGKILL or "resume" in said
     until(lambda: not marked(mark))
+    own = temporary / f"coterie-{os.getuid()}"
+    until(lambda: list(temporary.glob("coterie-*")) == [own] and not list(own.glob("deployments/*")))
+    shutil.rmtree(temporary)
 
 
 def killed(mark: str, program: str) -> bool:

@@ -1,8 +1,10 @@
 """TLS and node authentication: the example of the docs works, and whoever has no key is refused."""
 
+import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,17 +13,41 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
 from federations import begin, end, events, until
 
-from coterie.flower.deployment import Deployment, Keys
+from coterie.experiment.lifetime import Lifetime, free_ports
+from coterie.flower.deployment import OFFLINE, Deployment, Keys
 from deployable import configuration
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
+BIN = Path(sys.executable).parent
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 
 
-def commands() -> str:
-    """The lines of the docs that make certificates and a key."""
-    (block,) = (found for found in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if "openssl" in found)
+def commands(word: str = "openssl") -> str:
+    """The lines of the docs that make certificates and a key, or those that have another word."""
+    (block,) = (found for found in re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.S) if word in found)
     return block
+
+
+def test_the_lines_of_the_docs_connect_a_node(tmp_path: Path) -> None:
+    """As printed, in one shell, but for the ports."""
+    subprocess.run(["bash", "-e", "-c", commands()], cwd=tmp_path, check=True, capture_output=True)
+    port, own = free_ports(2)
+    *before, superlink, register, supernode = commands("flower-supernode").replace("8000", str(port)).splitlines()
+    wait = f"until (: < /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do sleep 0.2; done"
+    supernode += f" --host 127.0.0.1 --port {own} &"
+    seen = "until flwr supernode list mine --format json | tee nodes.json | grep -q online; do sleep 1; done"
+    with Lifetime("flower") as life, (tmp_path / "log").open("wb") as log:  # a pipe would stay open with the processes
+        done = subprocess.run(
+            ["bash", "-e", "-c", "\n".join([*before, superlink, wait, register, supernode, seen])],
+            cwd=tmp_path,
+            env={**os.environ, **OFFLINE, **life.environment, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=300,
+        )
+    assert done.returncode == 0, (tmp_path / "log").read_text()[-2000:]
+    assert json.loads((tmp_path / "nodes.json").read_text())["success"]
 
 
 def test_with_keys(tmp_path: Path) -> None:

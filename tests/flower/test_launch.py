@@ -9,7 +9,7 @@ import pytest
 
 from coterie.cli import engines
 from coterie.errors import UsageError
-from coterie.flower import project
+from coterie.flower import deployment, project
 from coterie.flower.launch import cost_text, exchanges_of, write_app
 from deployable import configuration, locally
 
@@ -43,6 +43,20 @@ def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch: pytes
     monkeypatch.setattr(engines, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'coterie\[flower\]'"):
         engines.launcher("flower")
+
+
+def test_commands_of_flower_run_in_the_deployment_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere Flower would take a folder `coterie` for an app; a project's relative path still means the same."""
+    program = tmp_path / "flwr"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps({{'run-id': [os.getcwd(), *sys.argv[1:3]]}}))\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(deployment, "_program", lambda name: str(program))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    with deployment.Deployment() as flower:
+        assert flower.submit(Path("project")) == str([str(flower.folder), "run", str(tmp_path / "project")])
 
 
 def test_a_new_project_is_whole_and_never_written_over_another(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -127,6 +130,37 @@ def test_a_killed_compute_process_costs_a_retry_and_a_killed_site_is_left_out(
     assert {event for event, _ in told} <= {"timeout", "lost", "rejoined"}
     assert time.monotonic() - begun < 600.0
     assert not any("nvflare" in command for pid, command in mine(mark).items() if pid != os.getpid())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+def test_only_loopback_is_listened_on_and_nothing_is_left(how: signal.Signals, tmp_path: Path) -> None:
+    """Before, FLARE's server stayed on all interfaces, its sites restarted themselves, and their keys were there."""
+    psutil = pytest.importorskip("psutil", reason="psutil is not installed")
+    mark, folder = f"{os.getpid()}-{time.time_ns()}", tmp_path / "out"
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "COTERIE_TEST": mark, "TMPDIR": str(tmp_path / "tmp")}
+    sizes = ["--set", "problem.clients=3", "--set", "problem.friends=1", "--rounds", "100000", "--out", str(folder)]
+    command = [sys.executable, "-m", "coterie", "run", "--engine", "nvflare", "--problem", "quadratic", *sizes]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        while not (folder / "metrics.jsonl").is_file() and process.poll() is None:
+            time.sleep(0.1)
+        assert process.poll() is None
+        listening = set()
+        for pid in mine(mark):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                found = psutil.Process(pid).net_connections("tcp")
+                listening |= {line.laddr.ip for line in found if line.status == psutil.CONN_LISTEN}
+        keys = list((tmp_path / "tmp").rglob("*.key"))
+        process.send_signal(how)
+        said = process.communicate()[1].decode()
+    assert listening == {"127.0.0.1"}
+    assert len(keys) >= 4  # of the server and of three sites
+    assert how is signal.SIGKILL or "coterie resume" in said
+    deadline = time.monotonic() + 120.0
+    while mine(mark) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert mine(mark) == {}
+    assert [place.name for place in (tmp_path / "tmp").glob("coterie-*")] in ([], [f"coterie-{os.getuid()}"])
 
 
 @pytest.mark.parametrize("settings", EVERY_KIND, ids=lambda s: s.get("run__problem"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.errors import RunError
+from coterie.experiment.lifetime import Lifetime, free_ports
 
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -21,7 +22,6 @@ OFFLINE = {
 }
 NAME = "coterie"  # of the connection in Flower's configuration
 START = 60.0
-END = 5.0
 
 
 class Keys(NamedTuple):
@@ -34,17 +34,25 @@ class Keys(NamedTuple):
 
 
 class Deployment:
-    """Processes in one folder (configuration, logs, sockets). Use it in a `with` statement."""
+    """Flower's processes and their folder (configuration, logs, sockets). Use it in a `with` statement.
 
-    def __init__(self, folder: Path, keys: Keys | None = None) -> None:
-        self.folder, self.keys = folder, keys
-        self.port = free_port()
+    Args:
+        folder: An existing folder, which stays; by default a temporary one, which is removed at the end.
+        keys: TLS files; by default the connections, on loopback only, are plain.
+    """
+
+    def __init__(self, folder: Path | None = None, keys: Keys | None = None) -> None:
+        self.life = Lifetime("flower")
+        self.folder, self.keys = folder or self.life.folder, keys
+        (self.port,) = free_ports(1)
         self.address = f"127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "flwr").mkdir()
-        trust = "insecure = true" if keys is None else f"root-certificates = {json.dumps(str(keys.authority))}"
+        (self.folder / "flwr").mkdir()
+        trust = (
+            "insecure = true" if keys is None else f"root-certificates = {json.dumps(str(keys.authority.resolve()))}"
+        )
         text = f"[superlink.{NAME}]\naddress = {json.dumps(self.address)}\n{trust}\n"
-        (folder / "flwr" / "config.toml").write_text(text, encoding="utf-8")
+        (self.folder / "flwr" / "config.toml").write_text(text, encoding="utf-8")
 
     def __enter__(self) -> "Deployment":
         return self
@@ -62,6 +70,7 @@ class Deployment:
             secure += ["--enable-supernode-auth"] if self.keys.authenticate else []
         self.start("superlink", "flower-superlink", *secure, "--host", "127.0.0.1", "--port", str(self.port), *more)
         self._until_listening("superlink", self.port)
+        self.life.note(self.port)
 
     def supernode(
         self, client: int, clients: int, *more: str, name: str | None = None, insecure: bool | None = None
@@ -79,7 +88,7 @@ class Deployment:
             "--host",
             "127.0.0.1",
             "--port",
-            str(free_port()),
+            str(free_ports(1)[0]),
             "--node-config",
             f"partition-id={client} num-partitions={clients}",
             *more,
@@ -87,7 +96,7 @@ class Deployment:
         return name
 
     def start(self, name: str, program: str, *arguments: str, **more: str) -> None:
-        """Start one process in a group of its own; it ends if this process does."""
+        """Start one process; it ends if this process does."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [_program(program), *arguments],
@@ -96,16 +105,20 @@ class Deployment:
                 stderr=log,
                 env=self.environment(more),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             )
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """A command of Flower's own, with its answer."""
+        """A command of Flower's own, with its answer.
+
+        It runs in the deployment's folder: Flower takes the name of a connection for an app where it finds a folder of
+        that name.
+        """
         done = subprocess.run(
             [_program("flwr"), *arguments, "--format", "json"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=self.environment({}),
+            cwd=self.folder,
             timeout=120,
         )
         try:
@@ -122,7 +135,7 @@ class Deployment:
         more = ["--run-config", changed] if settings else []
         if nodes is not None:
             more += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
-        return str(self.flwr("run", str(app), superlink, *more)["run-id"])
+        return str(self.flwr("run", str(app.resolve()), superlink, *more)["run-id"])
 
     def status(self, run: str, superlink: str = NAME) -> str:
         """How a run is doing: "running", "finished:completed" …"""
@@ -141,15 +154,10 @@ class Deployment:
 
     def close(self) -> None:
         """End everything, politely and then not."""
-        for how, patience in ((signal.SIGTERM, END), (signal.SIGKILL, END)):
-            left = [process for process in self.processes.values() if process.poll() is None]
-            for process in left:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, how)
-            deadline = time.monotonic() + patience
-            for process in left:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - time.monotonic()))
+        self.life.close()
+        for process in self.processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
         self.processes.clear()
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
@@ -159,6 +167,7 @@ class Deployment:
         return {
             **os.environ,
             **OFFLINE,
+            **self.life.environment,
             "PATH": os.pathsep.join([here, os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder / "flwr"),
             "COTERIE_RUNTIME": str(self.folder / "run"),
@@ -180,22 +189,7 @@ class Deployment:
         raise RunError(f"Flower's {name} did not start: {self.log(name)[-300:]}")
 
 
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _program(name: str) -> str:
     """Flower's program beside this Python."""
     path = Path(sys.executable).parent / name
     return str(path) if path.exists() else name
-
-
-def _die_with_parent() -> None:
-    """Linux: be ended when the process that started this one is gone, even if it was killed."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -6,7 +6,6 @@ The server's app writes the result folder; this process only starts things, tell
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble, fitting
 from coterie.experiment.config import Config
 from coterie.experiment.elsewhere import LOOK, answered, interruptible, speaker, tell
+from coterie.experiment.lifetime import notice
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
 from coterie.flower.deployment import NAME, Deployment
@@ -40,17 +40,19 @@ def launch(
     say = speaker(options)
     superlink, simulated = options.get("superlink"), config.engine.simulation
     _check_simulation(superlink, simulated)
+    if left := notice():
+        say(left)
     say(SIMULATED if simulated else cost_text(config, problem.clients))
-    with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-") as name, Deployment(Path(name)) as flower:
+    with interruptible(), Deployment() as flower:
         if superlink is not None:
             _borrow_configuration(flower)
         else:
             flower.superlink(*(["--simulation"] if simulated else []))
             for k in range(0 if simulated else problem.clients):
                 flower.supernode(k, problem.clients)
-        answer = Path(name) / "answer.json"
+        answer = flower.folder / "answer.json"
         app = write_app(
-            Path(name) / "app",
+            flower.folder / "app",
             config=config.as_toml(),
             folder=str(folder.resolve()),
             memory=str(folder.resolve() / "clients") if superlink is None else "",

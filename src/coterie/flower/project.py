@@ -2,7 +2,6 @@
 
 import json
 import re
-import tempfile
 import time
 import tomllib
 from collections.abc import Callable
@@ -50,7 +49,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
 def try_out(folder: Path, clients: int, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Run a project with so many SuperNodes on this machine; the summary that its server wrote."""
     settings_of(folder)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-") as name, Deployment(Path(name)) as flower:
+    with interruptible(), Deployment() as flower:
         flower.superlink()
         for k in range(clients):
             flower.supernode(k, clients)

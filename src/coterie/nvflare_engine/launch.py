@@ -3,29 +3,30 @@
 The job's server side writes the result folder; this process starts things, tells how far they are, and ends them.
 """
 
+import json
 import os
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import CollabRecipe
 from nvflare.recipe.poc_env import PocEnv
 
-from coterie.errors import RunError, UsageError
+from coterie.errors import RunError
 from coterie.experiment.build import fitting
 from coterie.experiment.config import Config
 from coterie.experiment.elsewhere import LOOK, answered, interruptible, speaker, tell
+from coterie.experiment.lifetime import Lifetime, free_ports, notice
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
 from coterie.nvflare_engine.app import Client, Server
 from coterie.nvflare_engine.compute import sealed
 
 MEMORY = "clients"
-PORTS = (8002, 8003)  # of FLARE's POC mode
+HOST = "localhost"  # FLARE binds a server of this name to 127.0.0.1, and one of any other name to all interfaces
+ADMIN = "admin@nvidia.com"  # whom FLARE's POC mode submits jobs as
 LOGIN = 60.0  # seconds for FLARE's server to come up
 OVER = ("FINISHED", "FAILED", "ABORTED")
 
@@ -39,8 +40,10 @@ def launch(
     problem, _ = fitting(config)
     sites = [f"site-{k + 1}" for k in range(problem.clients)]
     say = speaker(options)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="coterie-", ignore_cleanup_errors=True) as name:
-        answer = Path(name) / "answer.json"
+    if left := notice():
+        say(left)
+    with interruptible(), Lifetime("nvflare") as life:
+        answer = life.folder / "answer.json"
         job = recipe(
             "coterie",
             sites,
@@ -51,8 +54,9 @@ def launch(
             force=force,
         )
         say(f"NVIDIA FLARE: starting a server and {len(sites)} sites on this machine")
-        with deployment(Path(name) / "poc", len(sites)) as poc:
+        with deployment(life, sites) as poc:
             number = poc.deploy(job.finalize())
+            life.note()
             say(f"job {number} was submitted; results go to {folder}")
             return _followed(poc, number, folder, answer, say)
 
@@ -90,25 +94,51 @@ def recipe(
 
 
 @contextmanager
-def deployment(workspace: Path, clients: int) -> Iterator[PocEnv]:
-    """A server and sites on loopback, ended whatever happens. FLARE's ports are fixed: one at a time on a machine."""
-    for port in PORTS:
-        with closing(socket.socket()) as line:
-            if line.connect_ex(("127.0.0.1", port)) == 0:
-                raise UsageError(f"port {port} is in use; is another deployment of FLARE running here? End it first.")
+def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
+    """A server and sites that talk over loopback, on ports that were free, ended whatever happens."""
+    port, admin_port = free_ports(2)
+    project = life.folder / "project.yml"
+    project.write_text(json.dumps(_project(sites, port, admin_port)), encoding="utf-8")  # JSON is YAML
+    life.note(port, admin_port)
     before = os.environ.get("NVFLARE_POC_WORKSPACE")
-    os.environ["NVFLARE_POC_WORKSPACE"] = str(workspace)
-    poc = PocEnv(num_clients=clients, extra={"login_timeout": LOGIN})
+    os.environ["NVFLARE_POC_WORKSPACE"] = str(life.folder / "poc")
     try:
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            yield poc
+        poc = PocEnv(
+            clients=sites,
+            num_clients=len(sites),
+            project_conf_path=str(project),
+            username=ADMIN,
+            extra={"login_timeout": LOGIN},
+        )
+        with life.inherited(), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+            try:
+                yield poc
+            finally:
+                poc.stop()
     finally:
-        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            poc.stop(clean_up=True)
-        if before is None:
-            del os.environ["NVFLARE_POC_WORKSPACE"]
-        else:
+        os.environ.pop("NVFLARE_POC_WORKSPACE")
+        if before is not None:
             os.environ["NVFLARE_POC_WORKSPACE"] = before
+
+
+def _project(sites: list[str], port: int, admin_port: int) -> dict[str, Any]:
+    """FLARE's description of a federation: who takes part, and what makes their certificates and start-up kits."""
+    people = [{"name": ADMIN, "type": "admin", "org": "coterie", "role": "project_admin"}]
+    server = {"name": HOST, "type": "server", "org": "coterie", "fed_learn_port": port, "admin_port": admin_port}
+    clients = [{"name": site, "type": "client", "org": "coterie"} for site in sites]
+    builders = "nvflare.lighter.impl."
+    return {
+        "api_version": 3,
+        "name": "coterie",
+        "description": "a federation on one machine",
+        "participants": [server, *clients, *people],
+        "builders": [
+            {"path": f"{builders}workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+            {"path": f"{builders}static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": f"{builders}cert.CertBuilder"},
+            {"path": f"{builders}signature.SignatureBuilder"},
+        ],
+    }
 
 
 def _followed(poc: PocEnv, number: str, folder: Path, answer: Path, say: Callable[[str], None]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from coterie.errors import UsageError
 from coterie.experiment import run as experiment
 from coterie.experiment.build import Network, federate
 from coterie.experiment.config import Config, EngineTable
+from coterie.experiment.elsewhere import speaker
+from coterie.experiment.lifetime import Lifetime, notice
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
 from coterie.ray_engine.group import cargo
@@ -38,6 +40,9 @@ ALONE = {
     "RAY_worker_niceness": "0",  # they are the work, not something beside it
 }
 
+QUIETLY: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+ROOM = 32  # characters for the folder: Ray's sockets below it may have names of 107, on some systems 103
+
 
 def launch(
     config: Config, folder: Path, watch: Watch, *, force: bool, resume: bool, options: dict[str, Any]
@@ -46,6 +51,8 @@ def launch(
     machine.require(config.run.portable)  # before a cluster is started
     if not resume:
         check(folder, force=force)
+    if left := notice():
+        speaker(options)(left)
     if config.run.threads == "auto":  # the cores are the actors'
         config = config.with_run(threads=1)
     with cluster(config.engine), network(folder / MEMORY) as make:
@@ -69,22 +76,38 @@ def cluster(table: EngineTable) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if alone:
-        cores = table.workers or os.cpu_count() or 1
-        ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
-    else:
-        try:
-            ray.init(table.address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"there is no Ray cluster at engine.address = {table.address} ({str(error).splitlines()[0][:120]}); "
-                "start one with: ray start --head --disable-usage-stats."
-            ) from None
-    try:
+    with ExitStack() as stack:
+        if alone:
+            life = stack.enter_context(Lifetime("ray"))
+            stack.callback(ray.shutdown)
+            _start(table.workers or os.cpu_count() or 1, life)
+        else:
+            stack.callback(ray.shutdown)
+            _join(str(table.address))
         yield
-    finally:
-        ray.shutdown()
+
+
+def _start(cores: int, life: Lifetime) -> None:
+    """Start a cluster on this machine; its files are in the deployment's folder where names of sockets fit."""
+    import ray
+
+    place = {"_temp_dir": str(life.folder)} if len(str(life.folder)) < ROOM else {}
+    with life.inherited():
+        ray.init("local", num_cpus=cores, include_dashboard=False, **QUIETLY, **place)
+    life.note()
+
+
+def _join(address: str) -> None:
+    """Join an existing cluster."""
+    import ray
+
+    try:
+        ray.init(address, **QUIETLY)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"there is no Ray cluster at engine.address = {address} ({str(error).splitlines()[0][:120]}); "
+            "start one with: ray start --head --disable-usage-stats."
+        ) from None
 
 
 @contextmanager
