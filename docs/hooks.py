@@ -2,7 +2,8 @@
 
 A page says `::: coterie.methods.meritfed`. Static analysis cannot follow that import where a module has the same name,
 or where a package fills its namespace when it runs. Then the file below the package that defines the name is taken,
-and the heading stays. `:::rest coterie.federation` stands for the public names of a package that its page does not list.
+and the heading stays. `:::rest coterie.federation` stands for the public names of a package that its page does not
+list.
 """
 
 import ast
