@@ -137,10 +137,10 @@ def test_float64_and_the_settings_of_the_federation(shards: list[Shard], net: nn
     fit = coterie.fit(fed, coterie.methods.meritfed(mirror_steps=3), rounds=2)
     assert fit.weights.dtype == torch.float64
     assert next(fit.model.parameters()).dtype == torch.float64
-    causes = {cause.rpartition(":")[2]: entry for cause, entry in fit.ledger.by_cause.items()}
+    causes = {cause.rpartition("/")[2]: entry for cause, entry in fit.ledger.by_cause.items()}
     assert causes["gradient"].floats_up == 2 * 2 * 6  # rounds × active × parameters
     assert causes["gradient"].bytes_up == 8 * 2 * 2 * 6
-    assert causes["goal_gradient"].rounds == 2 * 3  # a target among the clients is asked over the wire
+    assert causes["goal-gradient"].rounds == 2 * 3  # a target among the clients is asked over the wire
 
 
 def test_a_loss_of_ones_own(shards: list[Shard], net: nn.Module) -> None:

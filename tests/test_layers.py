@@ -17,6 +17,7 @@ SOURCE = Path(coterie.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     "errors",
+    "consent",
     "numerics",
     "federation",
     "problems",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie import methods
+    from coterie.consent import allow_code
     from coterie.errors import CoterieError, RunError, UsageError
     from coterie.facade import Federation, Fit, fit
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
@@ -20,6 +21,7 @@ __all__ = [
     "RunError",
     "SingleLevel",
     "UsageError",
+    "allow_code",
     "fit",
     "methods",
 ]
@@ -28,6 +30,7 @@ _HOME = {
     "CoterieError": "coterie.errors",
     "RunError": "coterie.errors",
     "UsageError": "coterie.errors",
+    "allow_code": "coterie.consent",
     "Federation": "coterie.facade",
     "Fit": "coterie.facade",
     "fit": "coterie.facade",

@@ -2,6 +2,10 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
+from unicodedata import category
+
+LONGEST = 300  # characters of somebody else's text that are shown or recorded
 
 
 class CoterieError(Exception):
@@ -36,3 +40,37 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}."
     return UsageError(f"unknown {kind} {name!r}; {hint}")
+
+
+def clean(text: str, longest: int | None = LONGEST, *, keep: str = "") -> str:
+    """Somebody else's text, made fit for a terminal and a line of a file: no control characters, and not long.
+
+    Args:
+        text: what a client, a file or another program said.
+        longest: the number of characters that are kept; None keeps all.
+        keep: control characters that stay, such as a newline.
+
+    Example:
+        >>> clean("lost\\x1b[2J it")
+        'lost [2J it'
+    """
+    if longest is not None:
+        text = text[: longest + 1]  # before anything looks at each character
+    plain = "".join(c if c in keep or category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
+    return plain if longest is None or len(plain) <= longest else plain[: longest - 1] + "…"
+
+
+def cleaned(data: Any, longest: int = 10_000) -> Any:
+    """Plain data of a file with `clean` texts, keys too, so that it can be shown.
+
+    Args:
+        data: what JSON or TOML gave.
+        longest: the number of characters that are kept of each text.
+    """
+    if isinstance(data, str):
+        return clean(data, longest, keep="\n")
+    if isinstance(data, list):
+        return [cleaned(value, longest) for value in data]
+    if isinstance(data, dict):
+        return {clean(str(key), longest): cleaned(value, longest) for key, value in data.items()}
+    return data

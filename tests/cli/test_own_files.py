@@ -89,6 +89,22 @@ def two_headers() -> None:
     write("sites/a.csv", rows_of(30, 1), ("u", "u", "kind", "label"))
 
 
+def nul_in_a_label() -> None:
+    write("mine.csv", [[*row[:3], "yes\0"] if i == 6 else row for i, row in enumerate(rows_of(30, 3))])
+
+
+def nul_in_a_word() -> None:
+    write("sites/a.csv", [[*row[:2], "\0b", row[3]] if i == 3 else row for i, row in enumerate(rows_of(30, 3))])
+
+
+def nul_in_a_number() -> None:
+    write("sites/b.csv", [["1\0", *row[1:]] if i == 2 else row for i, row in enumerate(rows_of(30, 3))])
+
+
+def nul_in_a_name() -> None:
+    write("sites/b.csv", rows_of(30, 1), ("u\0", "v", "kind", "label"))
+
+
 def bad_npz() -> None:
     Path("sites/a.csv").rename("sites/a.npz")
     Path("sites/b.csv").rename("sites/b.xls")
@@ -106,6 +122,10 @@ BAD: list[tuple[Callable[[], None], list[str]]] = [
     (empty_files, ["2 faults", "a.csv  the file is empty", "b.csv  the table has column names but no rows"]),
     (ragged, ["a.csv", "line 32 has 5 fields, the header 4"]),
     (identifier, ["a.csv", "column 'kind' has 300 different words", "problem.drop=['kind']"]),
+    (nul_in_a_label, ["mine.csv  column 'label' in row 7 holds a NUL character", "plain UTF-8"]),
+    (nul_in_a_word, ["a.csv  column 'kind' in row 4 holds a NUL character"]),
+    (nul_in_a_number, ["b.csv  column 'u' in row 3 holds a NUL character"]),
+    (nul_in_a_name, ["b.csv  the line of column names holds a NUL character"]),
     (two_headers, ["a.csv", "column names occur twice: 'u'"]),
 ]
 
@@ -165,7 +185,8 @@ def test_all_that_is_wrong_is_told_at_once(coterie: Command, here: Path) -> None
 def test_bad_settings_are_explained(coterie: Command, here: Path, settings: list[str], words: list[str]) -> None:
     text = "from torch import nn\ndef misfit(shape, outputs):\n    return nn.Linear(99, outputs)\n"
     Path("own.py").write_text(text)
-    done = coterie("run", *FILES, *(word for setting in settings for word in ("--set", setting)))
+    allowed = [word for name in ("no_such_module", "os", "builtins", "./own.py") for word in ("--allow-code", name)]
+    done = coterie("run", *FILES, *allowed, *(word for setting in settings for word in ("--set", setting)))
     assert done.code == 2
     for word in words:
         assert word in done.err
@@ -231,10 +252,12 @@ def test_the_example_with_a_network_of_ones_own(coterie: Command, here: Path) ->
         shutil.copy(EXAMPLES / name, here)
     assert coterie("data", "example", "hospital", "--friends", 1, "--strangers", 1).code == 0
     little = ("--rounds", 2, "--repeats", 1, "--bootstraps", 0, "--placebos", 5)
-    done = coterie("advise", "advise.toml", *little, "--out", "advice")
+    consent = ("--allow-code", "./own_network.py")
+    done = coterie("advise", "advise.toml", *consent, *little, "--out", "advice")
     assert done.code == 0, done.err
     assert "The page is" in done.out
-    assert coterie("predict", "advice/model", "hospital/mine.csv").code == 0
+    assert coterie("predict", "advice/model", "hospital/mine.csv", *consent).code == 0
+    assert "names code" in coterie("predict", "advice/model", "hospital/mine.csv").err
 
 
 def test_unseen_words_at_prediction_are_told(coterie: Command, here: Path) -> None:
@@ -244,6 +267,10 @@ def test_unseen_words_at_prediction_are_told(coterie: Command, here: Path) -> No
     assert done.code == 0
     assert "words that no training file had: 'purple'" in done.err
     assert len(done.out.splitlines()) == 3
+    write("new.csv", [[0.1, 1, "a"], [0.2, 0.3, "a\0"]], ("u", "v", "kind"))
+    done = coterie("predict", "r", "new.csv")
+    assert done.code == 2
+    assert "new.csv: column 'kind' in row 2 holds a NUL character" in done.err
 
 
 def test_an_example_is_never_overwritten(coterie: Command, here: Path) -> None:

@@ -31,7 +31,7 @@ def test_friends_help_and_shuffled_labels_do_not(example: tuple[Ground, set[str]
     screened = screen(place, QUICK, Draw.of(0))
     assert {p.name for p in screened.partners if p.verdict == "helps"} == friends
     assert all(p.gain.low <= p.gain.value <= p.gain.high for p in screened.partners)
-    moved = screened.ledger.by_cause["coterie.experiment.screening:arm_gradients"]
+    moved = screened.ledger.by_cause["advise/arm-gradients"]
     models = 4 * QUICK.folds * (1 + QUICK.placebos)
     assert moved.rounds == QUICK.steps
     assert moved.floats_up == moved.floats_down == QUICK.steps * models * place.model.size

@@ -15,6 +15,7 @@ from coterie.experiment.checkpoint import Progress
 from coterie.experiment.files import sole_user, sweep, tensor_bytes, write_atomically
 from coterie.federation import Memory
 from coterie.federation.work import held
+from coterie.methods.compressed import CompressedState
 
 SETTINGS = {"run.rounds": 9, "run.seed": 0, "method.step": 0.1, "method.weights": (1, 2), "federation.norm": None}
 
@@ -255,3 +256,15 @@ def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
         pass
     with sole_user(tmp_path):
         pass
+
+
+def test_works_have_their_names_of_today_in_checkpoints_of_former_versions(tmp_path: Path) -> None:
+    rows = Memory(torch.arange(6.0).reshape(3, 2))
+    old = CompressedState(torch.ones(2), {"coterie.methods.nested_works:inner_sgd_walk/0": rows, "own:work/1": rows})
+    checkpoint.save(tmp_path, old, progress(1), {})
+    blank = Memory(torch.zeros(3, 2))
+    template = CompressedState(torch.zeros(2), {"fednest/inner-sgd-steps/0": blank, "own:work/1": blank})
+    loaded = checkpoint.load(tmp_path, template, {})
+    assert loaded is not None
+    assert all(torch.equal(held(memory), held(rows)) for memory in loaded[0].errors.values())
+    assert loaded[0].errors.keys() == template.errors.keys()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients
-from coterie.federation import Attack, Attacked, Each, Federation, Memory, Screening, walks, work
+from coterie.federation import RESULT, Attack, Attacked, Each, Federation, Memory, Screening, moved_from, work
 from coterie.federation.attacks import RULES, quiet
 from coterie.numerics import Draw
 
@@ -27,8 +27,7 @@ def reply(shard, shared, private, static, draw):
     return {"value": value, "loss": value.sum()}, (shard.train.count, k > 2.0)
 
 
-@work
-@walks
+@work(update=(moved_from(0), RESULT))
 def stroll(shard, shared, private, static, draw):
     """From the first shared value, a way of its own; and how long it is."""
     x, _ = shared
@@ -36,8 +35,7 @@ def stroll(shard, shared, private, static, draw):
     return x + way, way.norm()
 
 
-@work
-@walks
+@work(update=moved_from())
 def remember(shard, shared, private, static, draw):
     return shared + private, private + 1.0
 
@@ -199,8 +197,7 @@ def long_at_some(shard, shared, private, static, draw):
     return size * torch.tensor([3.0, 4.0]), torch.zeros(()), k
 
 
-@work
-@walks
+@work(update=moved_from(0))
 def long_walk(shard, shared, private, static, draw):
     x, sizes = shared
     return x + sizes[shard.train.all().inputs[0, 0].long()] * torch.tensor([3.0, 4.0])

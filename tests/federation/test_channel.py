@@ -17,7 +17,7 @@ from coterie.federation.tree import tensors
 from coterie.federation.work import held
 from coterie.methods import fedavg, meritfed
 from coterie.methods.compressed import compressed
-from coterie.methods.works import gradient, sgd_walk
+from coterie.methods.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sparse import top_k
 from coterie.problems import Context
@@ -73,8 +73,8 @@ def test_top_k_of_a_gradient_is_what_the_server_sees(problem, fed):
 def test_of_a_walk_the_way_is_compressed_not_the_end(problem, fed):
     x = problem.start + 100.0
     walk = {"step": 0.001, "steps": 2, "batch": "all"}
-    ends = fed.gather(sgd_walk, x, draw=Draw.of(0), **walk).rows
-    understood = behind(fed, Compression("top-k", 0.5)).gather(sgd_walk, x, draw=Draw.of(0), **walk).rows
+    ends = fed.gather(local_sgd, x, draw=Draw.of(0), **walk).rows
+    understood = behind(fed, Compression("top-k", 0.5)).gather(local_sgd, x, draw=Draw.of(0), **walk).rows
     torch.testing.assert_close(understood, x + top_k(ends - x, 8).dense(D))
 
 
@@ -89,7 +89,7 @@ def test_errors_are_what_was_not_understood_and_come_later(problem, fed, kind):
         understood = understood + ask(thin, x, t)
         (error,) = thin.engine.errors.values()
         torch.testing.assert_close(understood + held(error), wanted)
-    assert list(thin.engine.errors) == ["coterie.methods.works:gradient/0"]
+    assert list(thin.engine.errors) == ["shared/gradient/0"]
     assert bool(held(error).any())
 
 
@@ -121,14 +121,14 @@ def test_small_and_whole_numbers_are_sent_as_they_are():
 def test_a_client_that_sends_nonsense_keeps_its_error_and_is_rejected(problem, fed):
     thin = behind(fed, Compression("top-k", 0.25))
     ask(thin, problem.start)
-    before = held(thin.engine.errors["coterie.methods.works:gradient/0"]).clone()
+    before = held(thin.engine.errors["shared/gradient/0"]).clone()
     columns = [c.clone() for c in problem.train.columns]
     columns[0][int(problem.train.offsets[2])] = torch.nan
     bad = replace(fed.engine, train=replace(problem.train, columns=tuple(columns)))
     thin = replace(thin, engine=Compressed(bad, Compression("top-k", 0.25), thin.engine.errors))
     ids = thin.gather(gradient, problem.start, draw=Draw.of(0), batch="all").ids
     assert ids.tolist() == [0, 1, 3, 4]
-    after = held(thin.engine.errors["coterie.methods.works:gradient/0"])
+    after = held(thin.engine.errors["shared/gradient/0"])
     assert torch.equal(after[2], before[2])
     assert not torch.equal(after[1], before[1])
     assert [event["client"] for event in thin.book.events] == [2]
@@ -167,8 +167,8 @@ def test_a_resumed_run_is_bit_identical(kind, tmp_path: Path):
     run_rounds(assemble(full.with_run(rounds=3)), broken)
     two = run_rounds(assemble(full), broken, resume=True)
     assert all(torch.equal(a, b) for a, b in zip(states(one), states(two), strict=True))
-    assert one.state.errors.keys() == {"coterie.methods.works:gradient/0"}
-    assert bool(held(one.state.errors["coterie.methods.works:gradient/0"]).any())
+    assert one.state.errors.keys() == {"shared/gradient/0"}
+    assert bool(held(one.state.errors["shared/gradient/0"]).any())
     assert one.ledger.as_dict() == two.ledger.as_dict()
     for name in ("weights.csv", "model.safetensors", "ledger.json"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
@@ -212,7 +212,7 @@ def test_top_k_uploads_cost_meritfed_little():
     quick = {"federation__active": 1.0, "run__rounds": 60, "problem__clients": 10, "problem__friends": 4}
     quick |= {"problem__test": 400, "method__batch": "all", "federation__ratio": 0.2}
     plain, thin = (run_rounds(assemble(config(**quick, federation__compress=c)), None) for c in ("none", "top-k"))
-    up = [result.ledger.by_cause["coterie.methods.works:gradient"].bytes_up for result in (plain, thin)]
+    up = [result.ledger.by_cause["shared/gradient"].bytes_up for result in (plain, thin)]
     assert 0.19 * up[0] < up[1] <= 0.2 * up[0]
     accuracy = [result.summary["final"]["test_accuracy"] for result in (plain, thin)]
     assert accuracy[1] > accuracy[0] - 0.05
@@ -221,7 +221,14 @@ def test_top_k_uploads_cost_meritfed_little():
     assert abs(friends[0] - friends[1]) < 0.1
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.1])
-def test_a_ratio_that_saves_nothing_is_refused(ratio):
+@every
+def test_ratio_one_sends_everything(kind):
+    rows = torch.randn(30, dtype=torch.float64)
+    assert Compression(kind, 1.0).count(rows) == 0
+    assert Compression(kind, 0.9).count(rows) > 0
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.1, -0.1])
+def test_a_ratio_that_is_no_share_is_refused(ratio):
     with pytest.raises(UsageError, match=r"federation.ratio"):
         config(federation__ratio=ratio)

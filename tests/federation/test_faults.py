@@ -20,7 +20,7 @@ from coterie.errors import NoClients, UsageError
 from coterie.experiment.build import assemble, check_deployable
 from coterie.experiment.config import Config, FaultsTable, load
 from coterie.experiment.loop import Result, read_lines, run_rounds
-from coterie.federation import Call, Federation, Memory, Screening, Static, walks, work
+from coterie.federation import Call, Federation, Memory, Screening, Static, moved_from, work
 from coterie.federation.faults import BOAST, HUGE, KINDS, Faults, Faulty
 from coterie.federation.work import held
 from coterie.numerics import Draw
@@ -41,8 +41,7 @@ def reply(shard, shared, private, static, draw):
     return {"v": k + draw.normal(4, dtype=torch.float64), "k": k}, (k.long().expand(3), k > 2.0)
 
 
-@work
-@walks
+@work(update=moved_from())
 def stroll(shard, shared, private, static, draw):
     return shared + 1.0 + shard.train.all().inputs[0, 0]
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.federation import Call, Federation, LocalEngine, Static, faster_mode, local, pack, passes, reduce, work
+from coterie.federation import RESULT, Call, Federation, LocalEngine, Static, faster_mode, local, pack, reduce, work
 from coterie.federation.reduce import BlockedSum
-from coterie.methods.works import gradient, sgd_walk
+from coterie.federation.work import info_of
+from coterie.methods.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.problems.models import FlatModel, build
 from coterie.problems.task import Supervised
@@ -44,8 +45,8 @@ def federation(shards: Sequence[Any], net: nn.Module, dtype: torch.dtype = torch
     return Federation.on(LocalEngine(task, train, options.pop("valid", None), None, **options))
 
 
-@work
-def gradient_again(shard, shared, private, static, draw):
+@work(update=RESULT, whole_pass=True)
+def whole_gradient(shard, shared, private, static, draw):
     return shard.task.full_gradient(shared, shard.train)
 
 
@@ -83,8 +84,8 @@ def goal(shard, shared, private, static, draw):
 
 WORKS = {
     "gradient": (gradient, {"batch": "all"}),
-    "walk": (sgd_walk, {"batch": 4, "steps": 3, "step": 0.1}),
-    "walk on all rows": (sgd_walk, {"batch": "all", "steps": 2, "step": 0.1}),
+    "walk": (local_sgd, {"batch": 4, "steps": 3, "step": 0.1}),
+    "walk on all rows": (local_sgd, {"batch": "all", "steps": 2, "step": 0.1}),
 }
 
 
@@ -248,13 +249,13 @@ def test_a_work_may_ask_for_a_mode(shards, monkeypatch):
     alone = replace(fed, engine=replace(fed.engine, mode="sequential"))
     theta = start(fed)
     expected = alone.gather(gradient, theta, draw=DRAW, batch="all").rows
-    monkeypatch.setattr(gradient, "__coterie_mode__", "sequential", raising=False)
+    monkeypatch.setattr(gradient, "__coterie__", replace(info_of(gradient), mode="sequential"))
     assert torch.equal(fed.gather(gradient, theta, draw=DRAW, batch="all").rows, expected)
 
 
 def test_a_pass_over_many_rows_goes_client_by_client(shards, monkeypatch):
     fed = federation(shards((4, 4), IMAGE), network("logistic"), mode="vmap")
-    once = passes(gradient_again)
+    once = whole_gradient
     few = fed.mean(once, start(fed), draw=DRAW)
     monkeypatch.setattr(local, "MANY", 4 * (36 * 4 + 8))  # just what a client's rows take
     monkeypatch.setattr(LocalEngine, "_at_once", None)

@@ -12,7 +12,7 @@ from coterie.errors import UsageError
 from coterie.experiment.build import assemble, check_deployable
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
-from coterie.federation import Attack, Attacked, Federation, LocalEngine, Memory, walks, work
+from coterie.federation import Attack, Attacked, Federation, LocalEngine, Memory, moved_from, work
 from coterie.federation.faults import Faults, Faulty
 from coterie.federation.privacy import Mechanism, Private, epsilon, epsilon_sampled, innermost, library
 from coterie.federation.work import held
@@ -29,8 +29,7 @@ def reply(shard, shared, private, static, draw):
     return {"v": k.expand(3), "s": k}
 
 
-@work
-@walks
+@work(update=moved_from())
 def stroll(shard, shared, private, static, draw):
     return shared + shard.train.all().inputs[0, 0]
 
@@ -188,7 +187,7 @@ def test_a_skipped_round_was_still_paid_for():
     [
         ({"privacy.noise": 1.0}, r"privacy.*set privacy\.clip"),
         ({"privacy.clip": -1.0}, r"privacy\.clip = -1\.0"),
-        ({"privacy.clip": 1.0, "run.method": "top-k"}, "sparse_walk sends whole numbers"),
+        ({"privacy.clip": 1.0, "run.method": "top-k"}, "top-k/sparse-steps sends whole numbers"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_first_round(more, complaint):

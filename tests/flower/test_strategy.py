@@ -109,3 +109,42 @@ def test_the_constructor_is_fedavg_s_and_misfits_are_explained(problem: Any) -> 
     learner = strategy(problem)
     with pytest.raises(UsageError, match="'bias'"):
         learner._vector({"weight": torch.zeros(1, 3)})
+
+
+def test_a_reply_that_lacks_an_array_is_left_out_and_named(problem: Any) -> None:
+    """The round is the one without that client; today's and tomorrow's models do not depend on its other arrays."""
+    x = problem.start
+    honest = [reply(problem, 10 + k, walked(problem, x, k)) for k in (0, 1)]
+    state = problem.task.model.state_dict(x)
+
+    def odd(arrays: dict[str, torch.Tensor]) -> Any:
+        found = reply(problem, 12, x)
+        found.content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 20})})
+        return found
+
+    first, *others = state
+    cases = {
+        f"lacks {first!r}": {name: state[name] for name in others},
+        f"its {first!r} has shape (2,)": state | {first: torch.ones(2)},
+        "it has 'more'": state | {"more": torch.ones(2)},
+    }
+    expected, _ = _round(problem, honest)
+    for word, arrays in cases.items():
+        new, learner = _round(problem, [*honest, odd(arrays)])
+        assert word in learner.left_out[1][12]
+        assert sorted(learner.history[1]) == [10, 11]
+        torch.testing.assert_close(new, expected)
+    two = reply(problem, 12, x)
+    two.content["again"] = record(problem, x)
+    assert "2 records" in _round(problem, [*honest, two])[1].left_out[1][12]
+    alone = strategy(problem)
+    alone._sent = record(problem, x)
+    assert alone.aggregate_train(1, [odd({})])[0] is None
+
+
+def _round(problem: Any, replies: list[Any]) -> tuple[torch.Tensor, LearnedWeights]:
+    learner = strategy(problem)
+    learner._sent = record(problem, problem.start)
+    arrays, _ = learner.aggregate_train(1, replies)
+    assert arrays is not None
+    return learner._vector(arrays.to_torch_state_dict()), learner

@@ -22,8 +22,8 @@ from coterie.experiment.loop import run_rounds
 from coterie.federation import Each, Static
 from coterie.methods import collaborate, ditto, fedavg, local_train, pfedme
 from coterie.methods.collaborate import CollaborateState, scale_free_step
-from coterie.methods.pfedme import envelope_walk
-from coterie.methods.works import sgd_walk
+from coterie.methods.pfedme import envelope_steps
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw, clusters
 from coterie.problems import Context, Weighting, weighting
 from coterie.problems.groups import groups
@@ -97,7 +97,7 @@ def test_two_rounds_by_hand(small: Weighting, mirror: Any) -> None:
     X, W, reach = small.start.repeat(5, 1), torch.full((5, 5), 0.2, dtype=WIDE), torch.zeros(5, dtype=WIDE)
     for t in range(2):
         draw = Draw.of(1).round(t).phase("walk")
-        U, _ = federation(small).gather(sgd_walk, Each(X), draw=draw, step=0.2, steps=2, batch="all")
+        U, _ = federation(small).gather(local_sgd, Each(X), draw=draw, step=0.2, steps=2, batch="all")
         rows = []
         for i in range(5):
             w = W[i]
@@ -401,7 +401,7 @@ def test_personal_baselines_by_hand(small: Weighting) -> None:
         for index in own.phase("personal").batches(rows.count, 4, 3):
             v = v - 0.1 * (small.task.gradient(v, rows.take(index)) + 0.5 * (v - a.x))
         torch.testing.assert_close(after[0][k], v)
-        theta = envelope_walk(small.task, rows, b.x, Static(**{**two.settings, "steps": 2}), own)[1]
+        theta = envelope_steps(small.task, rows, b.x, Static(**{**two.settings, "steps": 2}), own)[1]
         torch.testing.assert_close(after[1][k], theta)
 
 

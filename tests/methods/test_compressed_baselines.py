@@ -7,8 +7,8 @@ from learners import a_quadratic, federation, play
 from coterie.errors import UsageError
 from coterie.federation.work import held
 from coterie.methods import count_sketch, fedavg, top_k, uncompressed
-from coterie.methods.count_sketch import sketched_walk
-from coterie.methods.works import gradient, sgd_walk
+from coterie.methods.count_sketch import sketched_steps
+from coterie.methods.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sketches import count_table
 
@@ -35,7 +35,7 @@ def test_uncompressed_is_fedavg_with_equal_weights(problem):
 
 def test_the_server_step_scales_the_mean_of_the_walks(problem):
     x = problem.start
-    mean = federation(problem).mean(sgd_walk, x, draw=Draw.of(1).round(0).phase("walk"), step=0.02, steps=3, batch=4)
+    mean = federation(problem).mean(local_sgd, x, draw=Draw.of(1).round(0).phase("walk"), step=0.02, steps=3, batch=4)
     torch.testing.assert_close(play(uncompressed(**WALK, server_step=0.3), problem, 1).x, x + 0.3 * (mean - x))
 
 
@@ -113,7 +113,7 @@ def test_a_walk_with_few_large_entries_comes_through_a_count_sketch(problem):
     table = (
         federation(problem)
         .gather(
-            sketched_walk,
+            sketched_steps,
             problem.start,
             memory=count_sketch(rows=5, columns=4).init(problem, N).replicas.memory,
             draw=Draw.of(0),

@@ -73,8 +73,8 @@ def test_the_target_is_asked_once_a_round_or_never(to, rounds):
     problem = a_quadratic()
     fed = federation(problem, target=0)
     play(fedadp(angle=to), problem, 3, fed=fed)
-    asked = {cause.rpartition(":")[2]: entry.rounds for cause, entry in fed.ledger.by_cause.items()}
-    assert asked == {"gradient": 3, **({"goal_gradient": rounds} if rounds else {})}
+    asked = {cause.rpartition("/")[2]: entry.rounds for cause, entry in fed.ledger.by_cause.items()}
+    assert asked == {"gradient": 3, **({"goal-gradient": rounds} if rounds else {})}
     assert fed.ledger.total.rounds == 3 + rounds
 
 

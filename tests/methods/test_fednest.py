@@ -233,7 +233,7 @@ def spent(method: Method, problem: Any, **table: Any) -> tuple[int, dict[str, in
     """The ledger's rounds in one epoch, in all and by work."""
     fed = federation(problem, **table)
     rounds(method, problem, 1, fed)
-    by_work = {cause.rpartition(":")[2]: entry.rounds for cause, entry in fed.ledger.by_cause.items()}
+    by_work = {cause.rpartition("/")[2]: entry.rounds for cause, entry in fed.ledger.by_cause.items()}
     return fed.ledger.total.rounds, by_work
 
 
@@ -246,12 +246,12 @@ def test_rounds_an_epoch_are_those_of_table_2(T: int, N: int) -> None:
     total, by_work = spent(fednest(**common), problem)
     assert total == 2 * T + N + 3
     assert by_work == {
-        "inner_gradient": T,
-        "inner_svrg_walk": T,
-        "outer_y_gradient": 1,
-        "hessian_product": N,
+        "inner-gradient": T,
+        "inner-svrg-steps": T,
+        "outer-y-gradient": 1,
+        "hessian-product": N,
         "hypergradient": 1,
-        "outer_svrg_walk": 1,
+        "outer-svrg-steps": 1,
     }
     assert spent(lfednest(**common), problem)[0] == T + 1
     assert spent(fednest_sgd(**common), problem)[0] == T + N + 3
@@ -373,7 +373,7 @@ def test_the_weights_reach_the_optimum_and_cost_what_is_said() -> None:
     values = [float(problem.exact.objective(s.w)) for s in states]
     assert values[-1] < 1e-4 * values[0]
     assert fed.ledger.total.rounds == 60 * (2 * 2 + 3 + 1)
-    slopes = next(e for cause, e in fed.ledger.by_cause.items() if cause.endswith(":slope"))
+    slopes = next(e for cause, e in fed.ledger.by_cause.items() if cause.endswith("/slope"))
     assert slopes.floats_up == 60 * 5  # a number a client
     assert spent(method, problem, target=2)[0] == 2 * 2 + 3 + 2
 

@@ -10,10 +10,11 @@ from torch.func import vmap
 
 from coterie.errors import UsageError
 from coterie.federation import Shard, Static, work
+from coterie.federation.naming import UnknownWork
 from coterie.federation.work import held, name_of
 from coterie.methods import by_objective, count_sketch, fedsep, fedsep_redraw, two_layer, uncompressed
 from coterie.methods.fedsep import sketch_decode, sketch_encode
-from coterie.methods.two_layer import Learning, descend, found, implicit
+from coterie.methods.two_layer import Learning, descend, implicit
 from coterie.methods.works import gradient
 from coterie.numerics import Draw
 from coterie.numerics.sketches import sketch
@@ -183,9 +184,10 @@ def test_an_explicit_pair_learns_what_its_decode_can_reach():
 
 
 def test_only_works_are_found():
-    assert found(name_of(ridge)) is ridge
-    with pytest.raises(TypeError, match="is not a work"):
-        found("os:getcwd")
+    static = Static(objective=name_of(ridge), decode="os:getcwd")
+    assert static.work("objective") is ridge
+    with pytest.raises(UnknownWork, match="is no work"):
+        static.work("decode")
 
 
 def test_without_penalty_one_full_step_is_projected_gradient_descent():

@@ -34,7 +34,7 @@ def started(method, problem, w):
 def ledger(problem, method, rounds=1, **table):
     fed = federation(problem, **table)
     play(method, problem, rounds, fed=fed)
-    return {cause.rpartition(":")[2]: entry for cause, entry in fed.ledger.by_cause.items()}
+    return {cause.rpartition("/")[2]: entry for cause, entry in fed.ledger.by_cause.items()}
 
 
 def test_a_round_by_hand():
@@ -151,14 +151,14 @@ def test_one_exchange_is_enough_for_the_second_order_model():
     asked = ledger(problem, meritfed(mirror_steps=steps), rounds, target=0)
     assert asked["gradient"].rounds == rounds
     assert asked["gradient"].floats_up == rounds * K * d
-    assert asked["goal_gradient"].rounds == rounds * steps
-    assert (asked["goal_gradient"].floats_up, asked["goal_gradient"].floats_down) == (rounds * steps * d,) * 2
+    assert asked["goal-gradient"].rounds == rounds * steps
+    assert (asked["goal-gradient"].floats_up, asked["goal-gradient"].floats_down) == (rounds * steps * d,) * 2
     for rank, r in ((None, min(K - 1, d)), (2, 2), (0, 0)):
         model = ledger(problem, meritfed(mirror_steps=steps, solver="quadratic", rank=rank), rounds, target=0)
-        assert set(model) == {"gradient", "goal_model"}
-        assert model["goal_model"].rounds == rounds
-        assert model["goal_model"].floats_up == rounds * (d + r * r)
-        assert model["goal_model"].floats_down == rounds * (r + 1) * d
+        assert set(model) == {"gradient", "goal-model"}
+        assert model["goal-model"].rounds == rounds
+        assert model["goal-model"].floats_up == rounds * (d + r * r)
+        assert model["goal-model"].floats_down == rounds * (r + 1) * d
 
 
 def test_a_target_at_the_server_costs_nothing():
@@ -249,14 +249,14 @@ def test_training_rows_of_the_target_judge():
     assert not torch.equal(one.w, play(meritfed(), problem, 2).w)
 
 
-@pytest.mark.parametrize(("solver", "asked", "times"), [("mirror", "goal_gradient", 3), ("quadratic", "goal_model", 1)])
+@pytest.mark.parametrize(("solver", "asked", "times"), [("mirror", "goal-gradient", 3), ("quadratic", "goal-model", 1)])
 def test_a_client_that_is_the_target_is_asked_for_its_own_training_rows(solver, asked, times):
     problem = a_quadratic()
     fed = federation(problem, target=2)
     s = play(meritfed(data="train", mirror_steps=3, solver=solver), problem, 2, fed=fed)
     own = replace(problem, target=Shard(problem.task, None, problem.train.client(2)))
     torch.testing.assert_close(s.w, play(meritfed(mirror_steps=3, solver=solver), own, 2).w)
-    entry = fed.ledger.by_cause[f"coterie.methods.mirror:{asked}"]
+    entry = fed.ledger.by_cause[f"mirror/{asked}"]
     r = 0 if solver == "mirror" else 4
     assert (entry.rounds, entry.floats_up) == (2 * times, 2 * times * (4 + r * r))
     assert entry.floats_down == 2 * times * (1 + r) * 4
@@ -407,5 +407,5 @@ def test_a_quadratic_loss_at_the_server_is_asked_once_for_all_mirror_steps(data)
 
 
 def test_a_target_that_is_a_client_is_asked_every_time():
-    asked = ledger(means(), meritfed(mirror_steps=7), target=0)["goal_gradient"]
+    asked = ledger(means(), meritfed(mirror_steps=7), target=0)["goal-gradient"]
     assert asked.rounds == 7

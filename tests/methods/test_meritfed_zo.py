@@ -67,9 +67,9 @@ def test_the_target_sends_two_losses_a_step():
     problem = a_quadratic()
     fed = federation(problem, target=1)
     play(meritfed_zo(mirror_steps=6), problem, 3, fed=fed)
-    by_cause = {cause.rpartition(":")[2]: entry for cause, entry in fed.ledger.by_cause.items()}
-    assert set(by_cause) == {"gradient", "goal_losses"}
-    asked = by_cause["goal_losses"]
+    by_cause = {cause.rpartition("/")[2]: entry for cause, entry in fed.ledger.by_cause.items()}
+    assert set(by_cause) == {"gradient", "goal-losses"}
+    asked = by_cause["goal-losses"]
     assert (asked.rounds, asked.floats_up, asked.floats_down) == (18, 18 * 2, 18 * 2 * 4)
 
 

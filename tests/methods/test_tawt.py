@@ -25,9 +25,9 @@ def test_the_target_is_asked_every_second_round():
     for every, times in ((2, 3), (1, 5), (5, 1)):
         fed = federation(problem, target=0)
         play(tawt(every=every), problem, 5, fed=fed)
-        asked = {cause.rpartition(":")[2]: entry for cause, entry in fed.ledger.by_cause.items()}
+        asked = {cause.rpartition("/")[2]: entry for cause, entry in fed.ledger.by_cause.items()}
         assert asked["gradient"].rounds == 5
-        assert (asked["goal_gradient"].rounds, asked["goal_gradient"].floats_up) == (times, times * 4)
+        assert (asked["goal-gradient"].rounds, asked["goal-gradient"].floats_up) == (times, times * 4)
 
 
 def test_it_finds_the_friends():

@@ -36,7 +36,7 @@ def make(
     best: float = 0.9,
     matrix: bool = False,
     events: tuple[dict[str, Any], ...] = (),
-    cause: str = "coterie.methods.works:gradient",
+    cause: str = "shared/gradient",
     finished: bool = True,
     baselines: tuple[str, ...] = (),
     with_weights: bool = True,

@@ -3,6 +3,8 @@
 import http.client
 import json
 import os
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,15 +19,15 @@ from made import make
 
 from coterie.errors import RunError, UsageError
 from coterie.report.results import read
-from coterie.report.watch import ended, serving
+from coterie.report.watch import Live, Server, ended, handler, serving
 
 Command = Callable[..., Any]
 
 
 def ask(address: str, path: str = "/", method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], str]:
     place = urlsplit(address)
-    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
-    connection.request(method, path, headers={"Host": host or place.netloc})
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=300)
+    connection.request(method, place.path.rstrip("/") + path, headers={"Host": host or place.netloc})
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()
     connection.close()
@@ -71,11 +73,49 @@ def test_nothing_but_get_and_nothing_but_two_addresses(tmp_path: Path) -> None:
         assert ask(address, host=f"localhost:{urlsplit(address).port}")[0] == 200
 
 
+def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
+    with serving(make(tmp_path / "a")) as (address, _), serving(tmp_path / "a") as (another, _):
+        place = urlsplit(address)
+        assert len(place.path) > 30
+        assert place.path != urlsplit(another).path
+        bare = f"http://{place.netloc}/"
+        token = place.path.strip("/")
+        wrong = ("/", "/data.json", "/x/data.json", f"/{token[:-1]}/data.json", "/%00/data.json", "/é/")
+        for path in (*wrong, f"{urlsplit(another).path}data.json"):
+            status, _, text = ask(bare, path.encode().decode("latin-1"))
+            assert status == 403, path
+            assert "html" not in text
+        assert ask(address)[0] == 200
+
+
+def test_a_browser_that_goes_away_leaves_no_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(make(tmp_path / "a")) as (address, _):
+        place = urlsplit(address)
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", place.port)) as line:
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset, do not close
+                request = f"GET {place.path}data.json HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n"
+                line.sendall(request.encode())
+        assert ask(address)[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_errors_of_connections_are_silent_and_others_are_not(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    server = Server(("127.0.0.1", 0), handler(Live(make(tmp_path / "a")), "token"))
+    with server:
+        for error, shown in ((BrokenPipeError(), False), (ConnectionResetError(), False), (ValueError("odd"), True)):
+            try:
+                raise error
+            except (OSError, ValueError):
+                server.handle_error(None, ("127.0.0.1", 1))
+            assert ("Traceback" in capfd.readouterr().err) is shown
+
+
 def test_a_folder_without_a_run_waits_and_a_missing_one_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as (address, live):
         assert json.loads(ask(address, "/data.json")[2])["state"] == "waiting"
         assert not live.is_over()
-        with pytest.raises(RunError, match="--port"), serving(tmp_path, int(address.rstrip("/").rpartition(":")[2])):
+        with pytest.raises(RunError, match="--port"), serving(tmp_path, urlsplit(address).port):
             pass
     with pytest.raises(UsageError, match="no folder"), serving(tmp_path / "none"):
         pass
@@ -119,7 +159,7 @@ def test_a_run_is_followed_to_its_end(tmp_path: Path) -> None:
 
         try:
             wait_for(over)
-            assert run.wait(timeout=60) == 0
+            assert run.wait(timeout=300) == 0
         finally:
             run.kill()
             run.wait()

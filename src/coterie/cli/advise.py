@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
 from coterie.cli.data import data
-from coterie.errors import UsageError
+from coterie.errors import UsageError, clean
 
 ROUNDS = 60
 
@@ -30,6 +30,7 @@ def advise(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
+    allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
@@ -74,6 +75,10 @@ def predict(
     folder: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A result folder with preprocess.json.")],
     file: Annotated[Path, typer.Argument(help="Rows to predict, with the columns of the training files.")],
     out: Annotated[Path | None, typer.Option(help="A CSV file; by default standard output.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave words as they are, also what a spreadsheet would take for a formula.")
+    ] = False,
+    allow_code: AllowCode = None,
 ) -> None:
     """Predict labels, and probabilities of classes, with a trained model and its stored preprocessing."""
     import sys
@@ -82,13 +87,13 @@ def predict(
 
     table = predictions(folder, file)
     for note in table.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {clean(note)}", file=sys.stderr)
     if out is None:
-        table.write(sys.stdout)
+        table.write(sys.stdout, raw=raw)
         return
     try:
         with out.open("w", newline="", encoding="utf-8") as stream:
-            table.write(stream)
+            table.write(stream, raw=raw)
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror or error}.") from None
 

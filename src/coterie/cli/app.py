@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.errors import CoterieError
+from coterie.consent import allowing
+from coterie.errors import CoterieError, clean
 
 app = typer.Typer(
     name="coterie",
@@ -20,11 +21,29 @@ app = typer.Typer(
 )
 
 CTRL_C = 130  # what typer makes of it
+LAYOUT = "\n\t"  # what an error may use of control characters: names of files and columns are somebody's text
 
 ConfigFile = Annotated[Path | None, typer.Argument(help="A configuration file; what it leaves out has defaults.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any setting, for example method.step=0.1.")
+]
+
+
+def _consent(context: typer.Context, modules: list[str] | None) -> list[str] | None:
+    """Admit code for this command only; the processes that it starts inherit it."""
+    context.with_resource(allowing(modules or []))
+    return modules
+
+
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="MODULE",
+        help="Let files name code of this module, of ./FILE.py, or a Ray cluster at HOST:PORT; may be repeated.",
+        callback=_consent,
+    ),
 ]
 
 
@@ -66,7 +85,7 @@ def main() -> None:
     try:
         app(prog_name="coterie")
     except CoterieError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {clean(str(error), None, keep=LAYOUT)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and end.code != CTRL_C:

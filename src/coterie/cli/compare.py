@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
 from coterie.errors import RunError, UsageError
 
 
@@ -25,6 +25,7 @@ def compare(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
+    allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing folder first.")] = False,
 ) -> None:

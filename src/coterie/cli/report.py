@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.cli.app import Json, app, new_folder
-from coterie.errors import RunError
+from coterie.errors import RunError, clean
 
 
 @app.command(epilog="Example: coterie report runs/first")
@@ -25,7 +25,7 @@ def report(
 
     runs, complaints = read_all(folders)
     for complaint in complaints:
-        print(f"left out: {complaint}", file=sys.stderr)
+        print(f"left out: {clean(complaint)}", file=sys.stderr)
     if not runs:
         raise RunError("there is nothing to report: none of the folders could be read.")
     place = out or (folders[0] if len(folders) == 1 else new_folder("report"))

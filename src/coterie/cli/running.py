@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
 from coterie.cli.engines import engine_of, launcher
 from coterie.errors import UsageError
 
@@ -27,6 +27,7 @@ def run(
     engine: Annotated[str | None, typer.Option(help="Where clients live: local, flower, nvflare, ray.")] = None,
     superlink: Superlink = None,
     set_: Sets = None,
+    allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
@@ -34,12 +35,17 @@ def run(
 
     With nothing else: digits at 15 clients, of which 5 are the target's friends.
     """
+    from coterie.consent import allow_code as allow
+    from coterie.consent import is_address
     from coterie.experiment import config as configuration
     from coterie.experiment.run import run as run_experiment
 
     given = {"method": method, "problem": problem, "rounds": rounds, "seed": seed, "engine": engine}
     flags = {f"run.{key}": value for key, value in given.items() if value is not None}
-    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    sets = configuration.parse_sets(set_ or [])
+    if is_address(address := sets.get("engine.address")):
+        allow(address)  # the caller's own word, until this command ends
+    resolved = configuration.load(config, sets, flags)
     folder = out or new_folder(resolved.run.problem, resolved.run.method, str(resolved.run.seed))
     if resolved.run.engine != "local":
         launch = launcher(resolved.run.engine)
@@ -55,6 +61,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="The result folder of the interrupted run.")],
     superlink: Superlink = None,
+    allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
     """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
@@ -85,6 +92,7 @@ def tune(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
+    allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
@@ -130,7 +138,8 @@ def _show(start: Any, folder: Path, json: bool) -> None:
         print(jsonlib.dumps(summary, indent=2))
     elif summary["outcome"] == "finished":
         if not any(display.ran for display in displays):
-            console.print(f"{summary['method']} has done all its {summary['rounds']} rounds; nothing was left to run.")
+            done = f"{summary['method']} has done all its {summary['rounds']} rounds; nothing was left to run."
+            console.print(done, markup=False)
         show_summary(console, summary, str(folder))
     if summary["outcome"] != "finished":
         raise typer.Exit(1)

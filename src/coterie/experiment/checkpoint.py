@@ -6,6 +6,7 @@ kept, so that a damaged one falls back to the one before. No pickle.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -19,11 +20,13 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.experiment.files import make_folder, tensor_bytes, write_atomically
 from coterie.federation.ledger import Ledger
+from coterie.federation.naming import current
 from coterie.federation.tree import Tree, mapped, named_leaves, tree_flatten, tree_unflatten
 from coterie.federation.work import Handle, Memory, held
 
 VERSION = 1
 KEEP = 2
+FORMERLY = re.compile(r"(?<=\[')[\w.]+:\w+(?=/)")  # a name of a work as older versions wrote it, as a key of errors
 MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.baselines", "run.budget", "run.log"} | {
     "federation.chunk",  # the bits do not depend on it
     "federation.memory",
@@ -104,9 +107,14 @@ def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree
             raise Damaged(f"it is of version {content['version']}, newer than this coterie reads ({VERSION})")
         _compare(content["settings"], settings)
         progress = _sound(Progress(content["rounds"], content["seconds"], content["ledger"], content["lengths"]))
-        return _decode(template, tensors, content["plain"]), progress
+        return _decode(template, _renamed(tensors), _renamed(content["plain"])), progress
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None
+
+
+def _renamed(leaves: dict[str, Any]) -> dict[str, Any]:
+    """The same leaves; errors of compressed uploads, which are named after a work, have its name of today."""
+    return {FORMERLY.sub(lambda match: current(match[0]), name): leaf for name, leaf in leaves.items()}
 
 
 def _sound(progress: Progress) -> Progress:

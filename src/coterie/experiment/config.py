@@ -62,7 +62,7 @@ class FederationTable(_Table):
     clip: Positive | None = None
     trust: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] | None = None
     compress: Literal["none", "top-k", "random-k", "sketch"] = "none"
-    ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
     feedback: bool = True
     target: Literal["server"] | Annotated[int, Field(ge=0)] = "server"
     mode: Literal["auto", "vmap", "sequential"] = "auto"

@@ -29,7 +29,7 @@ from coterie.experiment.screening import (
     held_out_errors,
     pool,
 )
-from coterie.federation import Batch, Federation, LocalEngine, Shard, Static, work
+from coterie.federation import RESULT, Batch, Federation, LocalEngine, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.server import Server
 from coterie.numerics import Draw
@@ -164,7 +164,7 @@ class _Game:
         return fed.ask_target(held_out_errors, x, draw=self.draw, folds=plan.folds, chunk=self.chunk)
 
 
-@work
+@work("contributions/set-gradients", update=RESULT)
 def set_gradients(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_k at the models of all sets, [A, F, d]."""
     rows = shard.train

@@ -3,10 +3,11 @@
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from safetensors.torch import save as save_tensors
@@ -15,18 +16,18 @@ from torch import Tensor
 from coterie.errors import RunError, UsageError
 
 UNFINISHED = ".tmp"
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # how a formula begins in a spreadsheet
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write beside, flush to disk, rename over."""
-    name: str | None = None
+    name: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED)
+        name, handle = _beside(path)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
         os.replace(name, path)
     except OSError as error:
         raise RunError(
@@ -37,6 +38,12 @@ def write_atomically(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 os.unlink(name)
     _sync_folder(path.parent)
+
+
+def _beside(path: Path) -> tuple[Path, int]:
+    """A new file beside another one, open for writing; the system gives it the mode that the umask allows."""
+    name = path.with_name(f".{path.name}.{token_hex(8)}{UNFINISHED}")
+    return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
 
 def tensor_bytes(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
@@ -51,6 +58,24 @@ def tensor_bytes(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
 def write_json(path: Path, data: Any) -> None:
     """Atomically, readable by people."""
     write_atomically(path, (json.dumps(data, indent=2) + "\n").encode())
+
+
+def cell(value: object) -> object:
+    """A value for a CSV file that people open in a spreadsheet: words that would be a formula there get a quote (').
+
+    Args:
+        value: a number, or a word that may have come from somebody's data.
+
+    Example:
+        >>> cell("=1+1"), cell("-1"), cell("healthy")
+        ("'=1+1", '-1', 'healthy')
+    """
+    if not isinstance(value, str) or not value.lstrip(" ").startswith(FORMULA):
+        return value
+    with suppress(ValueError):
+        if isfinite(float(value)):
+            return value
+    return f"'{value}"
 
 
 def make_folder(path: Path) -> None:

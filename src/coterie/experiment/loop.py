@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from coterie.errors import NoClients, RunError, UsageError
+from coterie.errors import NoClients, RunError, UsageError, clean
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
 from coterie.experiment.files import write_json
@@ -162,7 +162,7 @@ class _Run:
             self.note(events)
             if _not_finite(events):
                 return self.diverged(t + 1)
-            self.note([{"round": t + 1, "event": "skipped", "reason": str(error)}])
+            self.note([{"round": t + 1, "event": "skipped", "reason": clean(str(error))}])
             state = self.done.state if error.state is None else error.state
         except RunError as error:  # the method or the network found out that it cannot go on, and says what to change
             self.note(fed.book.drain())

@@ -3,16 +3,19 @@
 import csv
 import json
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from pydantic import BaseModel, Field, ValidationError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, clean
+from coterie.experiment.files import cell
 from coterie.problems.files.prepare import Preparation
 from coterie.problems.files.problem import network
 from coterie.problems.files.reading import (
@@ -28,39 +31,131 @@ from coterie.problems.files.reading import (
 from coterie.problems.files.tables import MISSING
 from coterie.problems.models import FlatModel
 
+LARGEST = 64 << 20  # bytes of preprocess.json
+MOST = 1 << 26  # numbers of one input
+
 
 class Predictions(NamedTuple):
-    """A header, a row a row of the file, and what should be known of them."""
+    """A header, one row per row of the file, and what should be known of them."""
 
     header: list[str]
     rows: list[list[Any]]
     notes: list[str]
 
-    def write(self, stream: IO[str]) -> None:
-        """As CSV."""
+    def write(self, stream: IO[str], *, raw: bool = False) -> None:
+        """As CSV.
+
+        Args:
+            stream: a text file that is open for writing.
+            raw: leave words as they are, even where a spreadsheet would take them for a formula.
+        """
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(self.header)
-        writer.writerows(self.rows)
+        for row in [self.header, *self.rows]:
+            writer.writerow(row if raw else [cell(value) for value in row])
+
+
+Extent = Annotated[int, Field(strict=True, ge=1, le=1 << 20)]
+Text = Annotated[str, Field(strict=True, max_length=10_000)]
+
+
+class _Architecture(BaseModel):
+    """The network of preprocess.json: a name and two plain arguments."""
+
+    name: Text
+    shape: Annotated[list[Extent], Field(min_length=1, max_length=4)]
+    outputs: Extent
+
+
+class _Numeric(BaseModel):
+    name: Text
+    mean: float
+    deviation: float
+    indicator: bool
+
+
+class _Worded(BaseModel):
+    name: Text
+    words: list[Text]
+    missing: bool
+
+
+class _Image(BaseModel):
+    shape: Annotated[list[Extent], Field(min_length=1, max_length=3)]
+    unit: Annotated[float, Field(gt=0.0)]
+
+
+class _Stored(BaseModel):
+    """What preprocess.json must hold; it may have come from anywhere."""
+
+    label: Text
+    kind: Literal["classification", "regression"]
+    numeric: list[_Numeric]
+    categorical: list[_Worded]
+    image: _Image | None
+    classes: list[Text]
+    class_counts: list[int]
+    label_mean: float
+    label_deviation: float
+    model: _Architecture
 
 
 def load_model(folder: Path) -> tuple[nn.Module, Preparation]:
-    """The network of a result folder, and how rows become its inputs."""
+    """The network of a result folder, and how rows become its inputs. Both are data: nothing in them is run.
+
+    Args:
+        folder: a result folder with preprocess.json and model.safetensors.
+    """
     path = folder / "preprocess.json"
     if not path.is_file():
         raise UsageError(
             f"{folder} has no preprocess.json; name the result folder of a run on files, or an advice's model."
         )
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        prepared, about = Preparation.from_dict(stored), stored["model"]
-        net = network(about["name"])(tuple(about["shape"]), about["outputs"], 0)
-        net.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"preprocess.json is larger than {LARGEST >> 20} MiB")
+        stored = _Stored.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        prepared, about = Preparation.from_dict(stored.model_dump()), stored.model
+        shape = tuple(about.shape)
+        if (shape, about.outputs) != (prepared.shape, prepared.outputs) or prod(shape) > MOST:
+            raise ValueError("the network's inputs or outputs do not fit the columns and classes")
+        net = _filled(about.name, shape, about.outputs, folder / "model.safetensors")
     except FileNotFoundError as error:
         raise UsageError(f"{error.filename or folder / 'model.safetensors'} is missing.") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"the model in {folder} is damaged: {str(error).splitlines()[0]}.") from None
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UsageError(f"the model in {folder} is damaged: {clean(where)}: {error.errors()[0]['msg']}.") from None
+    except (OSError, TypeError, ValueError, RuntimeError, RecursionError, SafetensorError) as error:
+        first = clean((str(error).splitlines() or [type(error).__name__])[0])
+        raise UsageError(f"the model in {folder} is damaged: {first}.") from None
     flat = FlatModel(net)  # batch norm as in training: by the rows at hand
     return flat.module(flat.start), prepared
+
+
+def _filled(name: str, shape: tuple[int, ...], outputs: int, path: Path) -> nn.Module:
+    """The named network with the file's parameters; before memory is taken for it, the two must agree."""
+    make = network(name)
+    with safe_open(path, "pt") as file:
+        found = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    if ":" not in name:  # a network of coterie's own can be made without memory; admitted code is trusted
+        with torch.device("meta"):
+            _same(_parameters(make(shape, outputs, 0)), found)
+    net = make(shape, outputs, 0)
+    _same(_parameters(net), found)
+    net.load_state_dict(load_file(path), strict=False)  # all parameters; buffers are not stored
+    return net
+
+
+def _parameters(net: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in net.named_parameters()}
+
+
+def _same(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+    if any(name.startswith("client_0.") for name in found):
+        raise ValueError("it holds one model per client; predict needs a run that trains one model")
+    odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    if odd:
+        here, there = wanted.get(odd[0], "nothing"), found.get(odd[0], "nothing")
+        raise ValueError(f"{odd[0]} should be {here} by its architecture, and the file has {there}")
 
 
 def predict(folder: Path, file: Path) -> Predictions:

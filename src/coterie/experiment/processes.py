@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, NamedTuple
 
+from coterie.consent import search_path
 from coterie.errors import RunError
 from coterie.experiment.config import Config, load
 from coterie.experiment.files import make_folder, write_atomically
@@ -50,12 +51,12 @@ class _Worker:
     def __init__(self, threads: int) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "coterie.experiment.worker"],
+            [sys.executable, "-P", "-m", "coterie.experiment.worker"],  # without the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "PYTHONPATH": search_path(), "OMP_NUM_THREADS": str(threads)},
         )
 
     def make(self, config: Path, folder: Path) -> dict[str, Any]:

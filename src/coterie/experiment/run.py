@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.errors import RunError, UsageError
+from coterie.errors import RunError, UsageError, cleaned
 from coterie.experiment.build import Network, assemble
 from coterie.experiment.config import Config, RunTable, load
 from coterie.experiment.files import make_folder, sole_user, sweep, write_atomically, write_json
@@ -106,8 +106,8 @@ def finished(folder: Path, run: RunTable) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = cleaned(json.loads(path.read_text(encoding="utf-8")))
         done = summary["rounds"] >= run.rounds or is_spent(run.budget, summary["communication"])
         return summary if summary["outcome"] == "finished" and done else None
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it and resume again.") from None

@@ -24,7 +24,7 @@ from scipy.stats import t as student
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.federation import Batch, Each, Federation, Ledger, LocalEngine, Rows, Shard, Static, work
+from coterie.federation import RESULT, Batch, Each, Federation, Ledger, LocalEngine, Rows, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.server import Server
 from coterie.numerics import Draw
@@ -84,7 +84,7 @@ class Screened(NamedTuple):
     ledger: Ledger
 
 
-@work
+@work("advise/arm-gradients", update=RESULT)
 def arm_gradients(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_k at each of a partner's arms [F, 1 + M, d]; arm 0 sees its labels, the others see them shuffled."""
     rows, arms = shard.train, shared
@@ -112,7 +112,7 @@ def pool(rows: Rows, most: int, draw: Draw) -> tuple[Tensor, Tensor]:
     return draw.phase("pool").integers(rows.count, most), torch.ones(most, dtype=kind, device=place.device)
 
 
-@work
+@work("advise/fold-gradients", update=RESULT)
 def fold_gradients(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_0 at arms [B, F, d], that of fold f on the target's rows outside of it."""
     assert shard.valid is not None
@@ -126,7 +126,7 @@ def fold_gradients(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return vmap(vmap(one), in_dims=(0, None), chunk_size=static.chunk)(shared, weight)
 
 
-@work
+@work("advise/held-out-errors", update=None)
 def held_out_errors(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """The squared error on each of the target's rows, [B, n], by the models [B, F, d] that have not seen it."""
     assert shard.valid is not None

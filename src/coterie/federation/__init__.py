@@ -14,9 +14,10 @@ from coterie.federation.attacks import Attack, Attacked
 from coterie.federation.ledger import Ledger
 from coterie.federation.local import LocalEngine, faster_mode
 from coterie.federation.shards import Batch, Rows, Shard, Stack, pack
-from coterie.federation.work import Each, Memory, Static, Work, passes, walks, work
+from coterie.federation.work import RESULT, Each, Memory, Static, Update, Work, moved_from, work
 
 __all__ = [
+    "RESULT",
     "Attack",
     "Attacked",
     "Batch",
@@ -36,10 +37,10 @@ __all__ = [
     "Shard",
     "Stack",
     "Static",
+    "Update",
     "Work",
     "faster_mode",
+    "moved_from",
     "pack",
-    "passes",
-    "walks",
     "work",
 ]

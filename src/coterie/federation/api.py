@@ -5,18 +5,19 @@ barrier, one round in the ledger. `sample` narrows the federation to an active s
 engine; an engine only runs a work at some clients.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.errors import NoClients, UsageError
+from coterie.errors import NoClients, UsageError, clean
+from coterie.federation.events import known
 from coterie.federation.ledger import Ledger
 from coterie.federation.reduce import BlockedSum
 from coterie.federation.tree import Size, Tree, joined, mapped, put, rows, size, tensors, tree_flatten, tree_unflatten
-from coterie.federation.work import Each, Memory, Static, Work, name_of
+from coterie.federation.work import Each, Memory, MovedFrom, Static, Update, Work, info_of, name_of
 from coterie.numerics import Draw
 
 Place = Literal["server"] | int
@@ -32,21 +33,63 @@ class Call(NamedTuple):
     static: Static
     draw: Draw
 
-    def updates(self, ids: Tensor, values: Tree) -> Tree:
-        """What these clients contribute: their results, which of walks are counted from where they set out."""
-        return self._moved(ids, values, -1)
+    def updates(self, ids: Tensor, values: Tree, *, reports: bool = False) -> Tree:
+        """What these clients contribute, as their work declares it: results, or differences from where they started.
 
-    def results(self, ids: Tensor, updates: Tree) -> Tree:
-        """What clients with these updates reply: the inverse of `updates`."""
-        return self._moved(ids, updates, 1)
+        Args:
+            ids: the clients, [a].
+            values: their results, stacked.
+            reports: whether leaves that are no update are there as they are; else they are 0 (NaN where not finite).
+        """
 
-    def _moved(self, ids: Tensor, values: Tree, sign: int) -> Tree:
-        if not getattr(self.work, "__coterie_walks__", False):
-            return values
-        start = next(leaf for leaf in tree_flatten(self.shared)[0] if isinstance(leaf, Tensor | Each))
-        (first, *others), structure = tree_flatten(values)
-        moved = first.add(start.of(ids) if isinstance(start, Each) else start, alpha=sign)
-        return tree_unflatten([moved, *others], structure)
+        def update(kind: Update, leaf: Any) -> Any:
+            if kind is None and not reports and isinstance(leaf, Tensor):
+                return leaf * 0 if leaf.is_floating_point() else torch.zeros_like(leaf)
+            return leaf - self._start(kind, ids) if isinstance(kind, MovedFrom) else leaf
+
+        return self._leafwise(update, values)
+
+    def results(self, ids: Tensor, updates: Tree, *, reports: bool = False) -> Tree:
+        """What clients with these updates reply: the inverse of `updates`. Without `reports`, None stands for them."""
+
+        def result(kind: Update, leaf: Any) -> Any:
+            if kind is None and not reports:
+                return None
+            return leaf + self._start(kind, ids) if isinstance(kind, MovedFrom) else leaf
+
+        return self._leafwise(result, updates)
+
+    def changed(
+        self, ids: Tensor, values: Tree, stage: Callable[[list[Tensor]], list[Tensor]], *, reports: bool = False
+    ) -> Tree:
+        """The results after a stage changed the updates; an entry that it left as it was keeps every bit.
+
+        Args:
+            ids: the clients, [a].
+            values: their results, stacked.
+            stage: from the leaves of the updates to those that it makes of them.
+            reports: whether the stage acts on leaves that are no update, too.
+        """
+        before, structure = tree_flatten(self.updates(ids, values, reports=reports))
+        after = stage(before)
+        new = tree_flatten(self.results(ids, tree_unflatten(after, structure), reports=reports))[0]
+        old = tree_flatten(values)[0]
+        return tree_unflatten(
+            [
+                value if result is None or update is now else torch.where(update == now, value, result)
+                for value, result, update, now in zip(old, new, before, after, strict=True)
+            ],
+            structure,
+        )
+
+    def _start(self, kind: MovedFrom, ids: Tensor) -> Tensor:
+        start = kind.start(self.shared)
+        return start.of(ids) if isinstance(start, Each) else start
+
+    def _leafwise(self, f: Callable[[Update, Any], Any], values: Tree) -> Tree:
+        leaves, structure = tree_flatten(values)
+        kinds = info_of(self.work).kinds(values)
+        return tree_unflatten([f(kind, leaf) for kind, leaf in zip(kinds, leaves, strict=True)], structure)
 
 
 class Failure(NamedTuple):
@@ -384,13 +427,14 @@ class Federation:
             yield short
 
     def _note(self, cause: str, failure: Failure) -> None:
+        """Record a failure; kind and reason may be a client's own words."""
         self.book.events.append(
             {
                 "round": self.round,
                 "phase": cause,
                 "client": failure.client,
-                "event": failure.kind,
-                "reason": failure.reason,
+                "event": known(failure.kind),
+                "reason": clean(failure.reason),
             }
         )
 

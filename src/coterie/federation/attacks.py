@@ -1,7 +1,8 @@
 """Byzantine clients: an engine in which some clients send something else than what they computed.
 
-An update u_k is what a client contributes (of a walk: the way from where it was sent off; else its reply). Per tensor
-of a reply, with the mean μ and the standard deviation σ of the honest clients' updates in the same phase:
+An update u_k is what a client contributes, as its work declares it: its result, or the difference from where it
+started. Attackers treat reports that are no update like updates. Per tensor of a reply, with the mean μ and the
+standard deviation σ of the honest clients' updates in the same phase:
 
     sign-flip  −s u_k, s = 1                     noise  u_k + s rms(u_k) ξ, ξ ~ N(0, I), s = 10
     scaled     s u_k, s = 100                    alie   μ − s σ (Baruch et al. 2019), s by the rule in `quiet`
@@ -71,9 +72,9 @@ class Attacked(Wrapped):
             return replies.values
         ids = replies.ids[bad]
         draw = call.draw.phase("attack").client(ids)
-        leaves, structure = tree_flatten(call.updates(replies.ids, replies.values))
+        leaves, structure = tree_flatten(call.updates(replies.ids, replies.values, reports=True))
         lies = [self._lie(leaf, bad, draw.step(i)) for i, leaf in enumerate(leaves)]
-        return put(replies.values, bad, call.results(ids, tree_unflatten(lies, structure)))
+        return put(replies.values, bad, call.results(ids, tree_unflatten(lies, structure), reports=True))
 
     def _lie(self, updates: Tensor, bad: Tensor, draw: Draw) -> Tensor:
         """What the attackers say instead of their rows of one tensor."""

@@ -1,14 +1,15 @@
 """Compressed uploads: an engine whose clients send less than they computed.
 
-An update is what a client contributes (of a walk: the way from where it was sent off; else its reply). Of every real
-tensor of m numbers in it, a client sends about `ratio` of the bytes:
+An update is what a client contributes, as its work declares it: its result, or the difference from where it started.
+Of every real tensor of m numbers in it, a client sends about `ratio` of the bytes:
 
     top-k      the largest entries, each with its index (int32)
     random-k   entries that are drawn anew every time, the same for all clients, so that no index is sent
     sketch     Sv for a randomised Hadamard sketch S, drawn anew every time; understood as SᵀSv
 
 The server works with what it understood; the ledger bills what was sent. Tensors too small to be cut are sent whole,
-and so is everything that goes down or to the target.
+and so are reports that are no update, and everything that goes down or to the target. With `ratio` 1 nothing is cut,
+and no bit changes.
 
 With feedback a client keeps what was not understood, one error by cause and tensor, and adds it to its next update of
 that kind. Without, random-k and sketch are scaled by m/k, which makes them right on average; top-k stays biased.
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 
 from coterie.federation.api import Call, Engine, Replies, orderly
-from coterie.federation.tree import Size, Tree, mapped, rows, size, tree_flatten, tree_unflatten
-from coterie.federation.work import Memory, held, name_of
+from coterie.federation.tree import Size, Tree, mapped, rows, size
+from coterie.federation.work import Memory, held, info_of
 from coterie.federation.wrapped import Wrapped
 from coterie.numerics import Draw
 from coterie.numerics.sketches import Hadamard
@@ -43,7 +44,7 @@ class Compression:
 
     def count(self, row: Tensor) -> int:
         """k or p for one client's tensor; 0 where it is sent whole."""
-        if not row.is_floating_point():
+        if not row.is_floating_point() or self.ratio >= 1.0:
             return 0
         width = row.element_size()
         bytes_each = width + 4 if self.name == "top-k" else width
@@ -84,20 +85,25 @@ class Compressed(Wrapped):
             yield self._through(call, replies) if len(replies.ids) else replies
 
     def _through(self, call: Call, replies: Replies) -> Replies:
-        cause, draw = name_of(call.work), call.draw.phase("channel")
-        leaves, structure = tree_flatten(call.updates(replies.ids, replies.values))
-        understood, travelled = [], Size()
-        for i, leaf in enumerate(leaves):
-            count = self.compression.count(leaf[0]) if isinstance(leaf, Tensor) else 0
-            if not count:
-                understood.append(leaf)
-                travelled += size(leaf)
-                continue
-            flat = leaf.reshape(len(leaf), -1)
-            message, got = self._one(f"{cause}/{i}", flat, count, replies.ids, draw.step(i))
-            understood.append(got.reshape(leaf.shape))
-            travelled += size(message)
-        values = call.results(replies.ids, tree_unflatten(understood, structure))
+        info, draw = info_of(call.work), call.draw.phase("channel")
+        kinds, travelled = info.kinds(replies.values), Size()
+
+        def stage(updates: list[Tensor]) -> list[Tensor]:
+            nonlocal travelled
+            understood = []
+            for i, (leaf, kind) in enumerate(zip(updates, kinds, strict=True)):
+                cut = kind is not None and isinstance(leaf, Tensor)
+                count = self.compression.count(leaf[0]) if cut else 0
+                message, got = leaf, leaf
+                if count:
+                    flat = leaf.reshape(len(leaf), -1)
+                    message, got = self._one(f"{info.name}/{i}", flat, count, replies.ids, draw.step(i))
+                    got = got.reshape(leaf.shape)
+                understood.append(got)
+                travelled += size(message)
+            return understood
+
+        values = call.changed(replies.ids, replies.values, stage)
         return replies._replace(values=values, sent=travelled)
 
     def _one(self, name: str, updates: Tensor, count: int, ids: Tensor, draw: Draw) -> tuple[Tree, Tensor]:

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from coterie.federation.api import Call, Engine, Failure, Replies
-from coterie.federation.tree import Tree, put, rows, size, tree_flatten, tree_unflatten
-from coterie.federation.work import Handle, held
+from coterie.federation.tree import Tree, put, rows, size, tree_flatten, tree_leaves, tree_unflatten
+from coterie.federation.work import Handle, held, info_of
 from coterie.federation.wrapped import Wrapped
 from coterie.numerics import Draw
 
@@ -201,10 +201,10 @@ def _misfit(replies: Replies, i: int, kind: str, client: int, draw: Draw) -> Fai
 def _spoilt(call: Call, values: Tree, ids: Tensor, kind: str, draw: Draw) -> tuple[Tree, str]:
     """One client's reply with something wrong in it, and what; "" where there is nothing that can be wrong."""
     if kind == "huge":
-        leaves, structure = tree_flatten(call.updates(ids, values))
-        longer = [HUGE * leaf if _real(leaf) else leaf for leaf in leaves]
-        what = f"its update is {HUGE:g} times as long" if any(map(_real, leaves)) else ""
-        return call.results(ids, tree_unflatten(longer, structure)), what
+        kinds = info_of(call.work).kinds(values)
+        any_real = any(_real(leaf) for leaf, kind in zip(tree_leaves(values), kinds, strict=True) if kind is not None)
+        longer = call.changed(ids, values, lambda updates: [HUGE * t if _real(t) else t for t in updates])
+        return longer, f"its update is {HUGE:g} times as long" if any_real else ""
     leaves, structure = tree_flatten(values)
     counts = [leaf.numel() if _real(leaf) or (kind == "flip" and _whole(leaf)) else 0 for leaf in leaves]
     if not sum(counts):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from coterie.federation.naming import current
 from coterie.federation.tree import Size
 
 
@@ -71,6 +72,9 @@ class Ledger:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Ledger":
-        """The inverse of as_dict."""
-        entries = {cause: Entry(**entry) for cause, entry in data["by_cause"].items()}
+        """The inverse of as_dict. Former names of works are understood."""
+        entries: dict[str, Entry] = {}
+        for cause, entry in data["by_cause"].items():
+            name = current(cause)
+            entries[name] = entries.get(name, Entry()).plus(Entry(**entry))
         return Ledger(entries, Wire(**data.get("wire", {})))

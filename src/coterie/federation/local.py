@@ -23,7 +23,7 @@ from coterie.federation.api import Call, Replies
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
-from coterie.federation.work import Each, Memory, held
+from coterie.federation.work import Each, Memory, held, info_of
 from coterie.numerics import Draw
 from coterie.numerics.kept import Seen
 
@@ -88,9 +88,10 @@ class LocalEngine:
         ragged = any(part is not None and part.ragged for part in (self.train, self.valid))
         if ragged and getattr(self.task, "mixes_rows", False):
             return "sequential"
-        if getattr(call.work, "__coterie_passes__", False) and self._many_rows:
+        info = info_of(call.work)
+        if info.whole_pass and self._many_rows:
             return "sequential"
-        return getattr(call.work, "__coterie_mode__", self.mode)
+        return info.mode or self.mode
 
     @property
     def _many_rows(self) -> bool:

@@ -1,6 +1,7 @@
 """Clipping and noise at the clients: an engine whose clients hide what they contribute, and what that is worth.
 
-Instead of its update u_k (of a walk: the way it went; else its reply), over all tensors of it together, a client sends
+Instead of its update u_k (its result, or the difference from where it started, as the work declares; and reports that
+are no update with it), over all tensors of it together, a client sends
 
     u_k min(1, C / ‖u_k‖) + z C ξ,   ξ ~ N(0, I),   C = clip, z = noise.
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation.api import Call, Engine, Replies, lengths, scaled
-from coterie.federation.tree import tree_flatten, tree_unflatten
+from coterie.federation.tree import tree_leaves
 from coterie.federation.work import name_of
 from coterie.federation.wrapped import Wrapped
 
@@ -56,24 +57,28 @@ class Private(Wrapped):
             yield self._hidden(call, replies) if len(replies.ids) else replies
 
     def _hidden(self, call: Call, replies: Replies) -> Replies:
-        updates, structure = tree_flatten(call.updates(replies.ids, replies.values))
-        if not updates:
+        leaves = tree_leaves(replies.values)
+        if not leaves:
             return replies
-        if not all(leaf.is_floating_point() for leaf in updates):
+        if not all(leaf.is_floating_point() for leaf in leaves):
             raise UsageError(
                 f"{name_of(call.work)} sends whole numbers beside real ones, which noise cannot hide; "
                 "choose a method that sends real numbers only, or leave [privacy] out."
             )
         C, z = self.mechanism.clip, self.mechanism.noise
-        factor = (C / lengths(updates)).clamp(max=1.0)
         draw = call.draw.phase("privacy").client(replies.ids)
-        hidden = []
-        for i, leaf in enumerate(updates):
-            short = scaled(leaf, factor)
-            if z:
-                short = short + z * C * draw.step(i).normal(leaf[0].numel(), dtype=leaf.dtype).reshape(leaf.shape)
-            hidden.append(short)
-        return replies._replace(values=call.results(replies.ids, tree_unflatten(hidden, structure)))
+
+        def stage(updates: list[Tensor]) -> list[Tensor]:
+            factor = (C / lengths(updates)).clamp(max=1.0)
+            hidden = []
+            for i, leaf in enumerate(updates):
+                short = scaled(leaf, factor)
+                if z:
+                    short = short + z * C * draw.step(i).normal(leaf[0].numel(), dtype=leaf.dtype).reshape(leaf.shape)
+                hidden.append(short)
+            return hidden
+
+        return replies._replace(values=call.changed(replies.ids, replies.values, stage, reports=True))
 
 
 def innermost(engine: Any, wrap: Callable[[Engine], Engine]) -> Engine:

@@ -1,61 +1,174 @@
 """Works: module-level functions that run where the data is, and what is passed to them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import Any, Literal, NamedTuple, overload
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from coterie.errors import PlacementError
+from coterie.federation.naming import find, register
 from coterie.federation.shards import Shard
 from coterie.federation.tree import Tree, mapped, tree_leaves, tree_map
 from coterie.numerics import Draw
 
 Work = Callable[[Shard, Tree, Tree, "Static", Draw], Tree]
+Forced = Literal["vmap", "sequential"] | None
 
 
-def work(function: Work) -> Work:
-    """Mark a function as a work. Only marked module-level functions are run at clients, by their name."""
-    if "<locals>" in function.__qualname__:
-        raise TypeError(f"{function.__qualname__} is defined inside a function; a work must be found by its name")
-    function.__coterie_work__ = True  # type: ignore[attr-defined]
-    return function
+class Result(Enum):
+    """The kind of update that is the result itself."""
+
+    RESULT = "the result itself"
 
 
-def walks(function: Work) -> Work:
-    """Mark a work whose result begins with the point that it walked to from the first shared value.
+RESULT = Result.RESULT
+"""The update is the result itself: a gradient, a product, a change."""
 
-    What it contributes, its update, is then the way between the two; of every other work it is the result itself.
+
+@dataclass(frozen=True)
+class MovedFrom:
+    """The update is the difference between the result and the shared value at this path."""
+
+    path: tuple[int | str, ...]
+
+    def start(self, shared: Tree) -> "Tensor | Each":
+        """The shared value from which the clients set out."""
+        for key in self.path:
+            shared = getattr(shared, key) if isinstance(key, str) and not isinstance(shared, dict) else shared[key]
+        if not isinstance(shared, Tensor | Each):
+            raise TypeError(f"the shared value at {self.path} is a {type(shared).__name__}, no tensor")
+        return shared
+
+
+Update = Result | MovedFrom | None | tuple["Update", ...]
+"""What a work contributes: `RESULT`, `moved_from(…)`, None for a report that is no update (a count, a measure, an
+acknowledgement), or one of these for each part of a result that is a tuple."""
+
+
+def moved_from(*path: int | str) -> MovedFrom:
+    """The update of a work that returns an iterate: its difference from the shared value that it started from.
+
+    Args:
+        path: where that value is in `shared`, by index or field; none where `shared` is the value itself.
+
+    Example:
+        `@work("mine/inner-steps", update=moved_from(1))` for a work whose shared values are (x, y) and which returns
+        the y that its local steps led to.
     """
-    function.__coterie_walks__ = True  # type: ignore[attr-defined]
-    return function
+    return MovedFrom(path)
 
 
-def passes(function: Work) -> Work:
-    """Mark a work that goes over all of a client's rows once: many rows at a time need no other clients beside them."""
-    function.__coterie_passes__ = True  # type: ignore[attr-defined]
-    return function
+@dataclass(frozen=True)
+class WorkInfo:
+    """What a work declares about itself.
+
+    Args:
+        name: family/verb-noun, or module:function.
+        update: what it contributes.
+        whole_pass: whether it goes over all of a client's rows once; many rows at a time need no other clients
+            beside them.
+        mode: how the local engine must run it, where not as the engine is set up.
+    """
+
+    name: str
+    update: Update = RESULT
+    whole_pass: bool = False
+    mode: Forced = None
+
+    def kinds(self, result: Tree) -> list[Update]:
+        """The update that is declared for each leaf of a result."""
+        return list(self._kinds(self.update, result))
+
+    def _kinds(self, update: Update, result: Tree) -> Iterator[Update]:
+        if not isinstance(update, tuple):
+            yield from (update for _ in tree_leaves(result))
+            return
+        if not isinstance(result, tuple | list) or len(result) != len(update):
+            raise TypeError(f"{self.name} declares the updates of {len(update)} values and returns something else")
+        for part, value in zip(update, result, strict=True):
+            yield from self._kinds(part, value)
+
+
+@overload
+def work(function: Work, /) -> Work: ...
+@overload
+def work(
+    name: str | None = None, /, *, update: Update, whole_pass: bool = False, mode: Forced = None
+) -> Callable[[Work], Work]: ...
+def work(
+    name: Work | str | None = None,
+    /,
+    *,
+    update: Update = RESULT,
+    whole_pass: bool = False,
+    mode: Forced = None,
+) -> Work | Callable[[Work], Work]:
+    """Mark a module-level function as a work. Only works are run at clients, and they are found by their names.
+
+    Args:
+        name: family/verb-noun, unique; by default module:function.
+        update: what the work contributes, see `Update`; stages such as compression act on that. A bare `@work` means
+            `RESULT`.
+        whole_pass: whether it goes over all of a client's rows once.
+        mode: "vmap" or "sequential", where the local engine must run it so.
+
+    Example:
+        `@work("mine/local-steps", update=moved_from())` for a work that returns the model after some local steps from
+        the shared one.
+    """
+
+    def mark(function: Work) -> Work:
+        if "<locals>" in function.__qualname__:
+            raise TypeError(f"{function.__qualname__} is defined inside a function; a work must be found by its name")
+        called = name if isinstance(name, str) else f"{function.__module__}:{function.__qualname__}"
+        register(called, function)
+        function.__coterie__ = WorkInfo(called, update, whole_pass, mode)  # type: ignore[attr-defined]
+        return function
+
+    return mark(name) if callable(name) else mark
+
+
+def info_of(function: Work) -> WorkInfo:
+    """What a work declares about itself."""
+    info = getattr(function, "__coterie__", None)
+    if not isinstance(info, WorkInfo):
+        raise TypeError(f"{function!r} is not a work; mark it with @work")
+    return info
 
 
 def name_of(function: Work) -> str:
-    """module:function, the name by which a work is asked for and billed."""
-    if not getattr(function, "__coterie_work__", False):
-        raise TypeError(f"{function!r} is not a work; mark it with @work")
-    return f"{function.__module__}:{function.__qualname__}"
+    """The name by which a work is asked for and billed."""
+    return info_of(function).name
 
 
 class Static(Mapping[str, Any]):
-    """Hyper-parameters of a work: plain data, read as attributes, fixed while the work runs."""
+    """Hyper-parameters of a work: plain data, read as attributes, fixed while the work runs.
 
-    __slots__ = ("_values",)
+    A setting may name another work; `work` finds it by `resolver`, which at a node admits the operator's modules only.
+    """
+
+    __slots__ = ("_resolver", "_values")
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
             if not _plain(value):
                 raise TypeError(f"{name} is a {type(value).__name__}, no plain data; send it as a shared value")
         self._values = values
+        self._resolver: Callable[[str], Work] = find
+
+    def resolved_by(self, resolver: Callable[[str], Work]) -> "Static":
+        """The same settings, whose works are found by this resolver."""
+        static = Static(**self._values)
+        static._resolver = resolver
+        return static
+
+    def work(self, name: str) -> Work:
+        """The work that the setting of this name names."""
+        return self._resolver(getattr(self, name))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -21,6 +21,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from coterie.consent import search_path
 from coterie.flower.envelope import KIND, opened, sealed
 from coterie.flower.frames import STALE, receive, send
 
@@ -108,10 +109,10 @@ def _start(place: Path, about: dict[str, Any]) -> None:
         (place / "socket").unlink(missing_ok=True)
         # the node's executor started this process: the worker ends with it
         how = {**about, "place": str(place), "watch": os.getppid()}
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {**os.environ, "PYTHONPATH": search_path()}
         with (place / "log").open("wb") as log:
             worker = subprocess.Popen(
-                [sys.executable, "-m", "coterie.flower.worker"],
+                [sys.executable, "-P", "-m", "coterie.flower.worker"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

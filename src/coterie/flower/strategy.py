@@ -9,14 +9,16 @@ takes w_k ∝ n_k, here w is learned on validation rows that the server holds, f
 """
 
 from collections.abc import Iterable
+from logging import WARNING
 from typing import Any, Literal
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.common.logger import log
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, clean
 from coterie.federation import pack
 from coterie.methods.mirror import mirror_descent
 from coterie.numerics import uniform
@@ -30,7 +32,8 @@ class LearnedWeights(FedAvg):
 
     model (a torch module whose state_dict has the keys of the arrays), validation (inputs, labels) and loss are what
     the weights are learned with; everything else is FedAvg's. The weights are in the round's metrics as
-    `weight/NODE`, and in `history`, by round.
+    `weight/NODE`, and in `history`, by round. A reply without the arrays that were sent is left out; `left_out` has
+    its node and the reason, by round.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class LearnedWeights(FedAvg):
         self.rows = pack([validation], who="validation set").to(dtype=self.flat.start.dtype, device="cpu").client(0)
         self.weights: dict[int, float] = {}
         self.history: dict[int, dict[int, float]] = {}
+        self.left_out: dict[int, dict[int, str]] = {}
         self._sent: ArrayRecord | None = None
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, *more: Any, **named: Any) -> Iterable[Message]:
@@ -70,17 +74,23 @@ class LearnedWeights(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The learned combination instead of the mean; metrics are FedAvg's, and the weights."""
-        kept = list(replies)
+        arrived = list(replies)
+        before = {} if self._sent is None else self._sent.to_torch_state_dict()
+        received = {m.metadata.src_node_id: m for m in arrived if not m.has_error()}
+        faults = {node: fault for node, m in received.items() if before and (fault := _fault(m, before))}
+        for node, fault in faults.items():
+            log(WARNING, "the reply of node %d is left out: %s", node, fault)
+        self.left_out[server_round] = faults
+        kept = [m for m in arrived if m.has_error() or m.metadata.src_node_id not in faults]
         _, metrics = super().aggregate_train(server_round, kept)
-        good = sorted((m for m in kept if not m.has_error()), key=lambda m: m.metadata.src_node_id)
-        if not good or self._sent is None:
+        nodes = sorted(received.keys() - faults.keys())
+        if not nodes or not before:
             return None, metrics
-        nodes = [m.metadata.src_node_id for m in good]
-        states = [self._arrays(m).to_torch_state_dict() for m in good]
-        before = self._sent.to_torch_state_dict()
+        states = [_arrays(received[node]).to_torch_state_dict() for node in nodes]
         x = self._vector(before)
         U = torch.stack([x - self._vector(state) for state in states])
         fine = torch.isfinite(U).all(1)
+        faults |= {node: "not finite" for node, ok in zip(nodes, fine.tolist(), strict=True) if not ok}
         if not bool(fine.any()):
             return None, metrics
         nodes = [node for node, ok in zip(nodes, fine.tolist(), strict=True) if ok]
@@ -111,10 +121,6 @@ class LearnedWeights(FedAvg):
         w = like.new_tensor([self.weights.get(node, usual) for node in nodes])
         return w / w.sum()
 
-    def _arrays(self, message: Message) -> ArrayRecord:
-        (record,) = message.content.array_records.values()
-        return record
-
     def _vector(self, state: dict[str, Tensor]) -> Tensor:
         """The trained parameters of a state dict, as one vector."""
         names = self.flat.unflatten(self.flat.start)
@@ -134,3 +140,29 @@ class LearnedWeights(FedAvg):
             whole = not columns.is_floating_point()
             new[name] = columns[0] if whole else torch.tensordot(w.to(columns), columns, 1)
         return ArrayRecord({name: new[name] for name in before})
+
+
+def _arrays(message: Message) -> ArrayRecord:
+    (record,) = message.content.array_records.values()
+    return record
+
+
+def _fault(message: Message, sent: dict[str, Tensor]) -> str:
+    """Why a reply cannot be combined with the others: it must have the arrays that were sent, in their shapes."""
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        return f"it has {len(records)} records of arrays, not 1"
+    found = {name: tuple(array.shape) for name, array in records[0].items()}
+    for name, tensor in sent.items():
+        if name not in found:
+            return f"it lacks {name!r}"
+        if found[name] != tuple(tensor.shape):
+            return f"its {name!r} has shape {found[name]}, not {tuple(tensor.shape)}"
+    surplus = sorted(found.keys() - sent.keys())
+    if surplus:
+        return f"it has {clean(surplus[0])!r}, which was not sent"
+    try:
+        records[0].to_torch_state_dict()
+    except Exception as error:  # whatever Flower and numpy make of a client's bytes
+        return f"its arrays cannot be read: {clean(str(error))}"
+    return ""

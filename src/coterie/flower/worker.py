@@ -10,10 +10,10 @@ import selectors
 import socket
 import sys
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from coterie.consent import resolve
 from coterie.experiment.watching import when_ended
 from coterie.flower.frames import STALE, receive, send
 
@@ -56,8 +56,9 @@ def _node(how: dict[str, Any]) -> Any:
     from coterie.federation.remote import Node, Store
 
     torch.set_num_threads(int(os.environ.get("COTERIE_THREADS", "1")))
-    module, _, name = how["load"].partition(":")
-    found = getattr(import_module(module), name)(how["node_config"], how["run_config"])
+    # the node's own app names its loader in its code (`client_app`), and thereby admits it
+    load = resolve(how["load"], "load_shard", [how["load"].partition(":")[0]])
+    found = load(how["node_config"], how["run_config"])
     if isinstance(found, Node):
         return found
     client = int(how["node_config"]["partition-id"])

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.works import own_gradient, own_loss
@@ -29,7 +29,7 @@ class AFLState(NamedTuple):
     steps: int
 
 
-@work
+@work("afl/loss-and-gradient", update=RESULT)
 def loss_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
     """L_k(θ) and ∇L_k(θ) on one batch."""
     return own_loss(shard, shared, static.batch, draw), own_gradient(shard, shared, static.batch, draw)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, passes, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.local_svrg import Walk, check_cap, five_epochs, solve
@@ -40,8 +40,7 @@ class BilevelState(NamedTuple):
     G: Tensor
 
 
-@work
-@passes
+@work("bilevel/merit", update=RESULT, whole_pass=True)
 def merit(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """−∇L_k(θ)ᵀh and L_k(θ), two numbers."""
     theta, h = shared

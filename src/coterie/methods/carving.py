@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients
-from coterie.federation import Batch, Each, Federation, Rows, Shard, Static, work
+from coterie.federation import RESULT, Batch, Each, Federation, Rows, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.server import Rule, Server
 from coterie.methods.works import own_rows
@@ -58,7 +58,7 @@ def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: 
     return x - theta
 
 
-@work
+@work("submodels/learn", update=RESULT)
 def learn(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """Δθ of the sub-model of static.level, from the parameters that were sent."""
     return learnt(shard.task.at(static.level, scaled=static.scaled), shared, shard, static, draw)

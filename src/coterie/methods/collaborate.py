@@ -24,10 +24,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Each, Federation, Shard, Static, walks, work
+from coterie.federation import RESULT, Each, Federation, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.works import draw_batch, goal_rows, sgd_walk
+from coterie.methods.works import draw_batch, goal_rows, local_sgd
 from coterie.numerics import Draw, entropic_step
 from coterie.problems.parameters import BatchSize, Count, Positive
 from coterie.problems.view import View
@@ -41,7 +41,7 @@ class CollaborateState(NamedTuple):
     reach: Tensor
 
 
-@work
+@work("collaborate/validation-gradient", update=RESULT)
 def validation_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_i(x) on client i's validation rows: all of them, or a fresh batch."""
     rows = goal_rows(shard)
@@ -50,11 +50,10 @@ def validation_gradient(shard: Shard, shared: Tree, private: Tree, static: Stati
     return shard.task.gradient(shared, draw_batch(rows, static.mirror_batch, draw.phase("validation")))
 
 
-@work
-@walks
-def walk_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("collaborate/steps-and-gradient", update=(moved_from(), RESULT))
+def steps_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """U_i, and ∇L_i at x_i, where the walk starts."""
-    return sgd_walk(shard, shared, private, static, draw), validation_gradient(shard, shared, private, static, draw)
+    return local_sgd(shard, shared, private, static, draw), validation_gradient(shard, shared, private, static, draw)
 
 
 def scale_free_step(w: Tensor, g: Tensor, reach: Tensor, step: float) -> tuple[Tensor, Tensor]:
@@ -87,9 +86,9 @@ def collaborate(
     def round(fed: Federation, s: CollaborateState, draw: Draw) -> CollaborateState:
         at, V = draw.phase("walk"), None
         if mirror == "joint":
-            (U, V), ids = fed.gather(walk_and_gradient, Each(s.X), draw=at, **walk, mirror_batch=mirror_batch)
+            (U, V), ids = fed.gather(steps_and_gradient, Each(s.X), draw=at, **walk, mirror_batch=mirror_batch)
         else:
-            U, ids = fed.gather(sgd_walk, Each(s.X), draw=at, **walk)
+            U, ids = fed.gather(local_sgd, Each(s.X), draw=at, **walk)
         mass, w = _among(s.W, ids)
         reach, away = s.reach[ids], U - U.mean(0)
         if V is not None:

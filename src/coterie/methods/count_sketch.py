@@ -16,13 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.fedsep import Seed
 from coterie.methods.replicas import Replicas
 from coterie.methods.top_k import checked_k
-from coterie.methods.works import sgd_walk
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sketches import count_table
 from coterie.numerics.sparse import Sparse, top_k
@@ -42,11 +42,11 @@ class CountSketchState(NamedTuple):
     replicas: Replicas
 
 
-@work
-def sketched_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("count-sketch/sketched-steps", update=RESULT)
+def sketched_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """The table of the walk, from the copy brought up to date."""
     x = shared if isinstance(shared, Tensor) else private + shared.dense(len(private))
-    moved = sgd_walk(shard, x, None, static, draw)
+    moved = local_sgd(shard, x, None, static, draw)
     return count_table(static.rows, static.columns, len(x), static.sketch_seed).apply(moved - x), x
 
 
@@ -81,7 +81,7 @@ def count_sketch(
         S = count_table(rows, len(s.error) // rows, len(s.x), sketch_seed)
         told = s.replicas.message(fed, s.change, s.x)
         (tables, ids), memory = fed.gather(
-            sketched_walk, told, memory=s.replicas.memory, draw=draw.phase("walk"), columns=S.columns, **knobs
+            sketched_steps, told, memory=s.replicas.memory, draw=draw.phase("walk"), columns=S.columns, **knobs
         )
         u = momentum * s.momentum + tables.mean(0)
         e = s.error + server_step * u

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import Federation, Memory, Rows, Shard, Static, walks, work
+from coterie.federation import Federation, Memory, Rows, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.works import goal_rows, own_rows, sgd_walk
+from coterie.methods.works import goal_rows, local_sgd, own_rows
 from coterie.numerics import Draw
 from coterie.problems.parameters import Count, Positive
 from coterie.problems.view import View, personal_models
@@ -33,20 +33,19 @@ def proximal_steps(task: Any, rows: Rows, x: Tensor, v: Tensor, steps: int, stat
     return v
 
 
-@work
-def proximal_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("ditto/personal-model", update=moved_from(1))
+def personal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """What the target keeps: v after s steps."""
     x, v = shared
     return proximal_steps(shard.task, goal_rows(shard), x, v, static.steps, static, draw)
 
 
-@work
-@walks
-def both_walks(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("ditto/both-models", update=moved_from())
+def both_models(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """What a client uploads, r steps from x, and what it keeps, its own v after s steps."""
     own = draw.phase("personal")
     v = proximal_steps(shard.task, own_rows(shard), shared, private, static.personal_steps, static, own)
-    return sgd_walk(shard, shared, None, static, draw), v
+    return local_sgd(shard, shared, None, static, draw), v
 
 
 @validated
@@ -69,9 +68,9 @@ def ditto(
         own, walk = draw.phase("personal"), draw.phase("walk")
         if isinstance(s.v, Memory):
             steps: dict[str, Any] = {"steps": local_steps, "personal_steps": personal_steps}
-            return DittoState(*fed.mean(both_walks, s.x, memory=s.v, draw=walk, **steps, **knobs))
-        v = fed.ask_target(proximal_walk, (s.x, s.v), draw=own, steps=personal_steps, **knobs)
-        return DittoState(fed.mean(sgd_walk, s.x, draw=walk, step=step, steps=local_steps, batch=batch), v)
+            return DittoState(*fed.mean(both_models, s.x, memory=s.v, draw=walk, **steps, **knobs))
+        v = fed.ask_target(personal_model, (s.x, s.v), draw=own, steps=personal_steps, **knobs)
+        return DittoState(fed.mean(local_sgd, s.x, draw=walk, step=step, steps=local_steps, batch=batch), v)
 
     def view(s: DittoState) -> View:
         return View(personal_models(s.v) if isinstance(s.v, Memory) else s.v)

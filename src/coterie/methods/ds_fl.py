@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation, Memory, Shard, Static, work
+from coterie.federation import RESULT, Federation, Memory, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.carving import Local, asked, by_level, learnt
@@ -40,8 +40,8 @@ class DSFLState(NamedTuple):
     rounds: int
 
 
-@work
-def learn_and_tell(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("ds-fl/learn-and-predict", update=RESULT)
+def learn_and_predict(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """Class probabilities of public rows, after learning from soft labels and from the client's own rows."""
     labels, places, fresh = shared
     task, public = shard.task.at(static.level, scaled=False), shard.task.public
@@ -89,7 +89,9 @@ def ds_fl(
             nonlocal memory
             settings: dict[str, Any] = {**local._asdict(), **distil, "level": level, "told": s.rounds > 0}
             shared = (s.labels, s.places, fresh)
-            (said, _), memory = some.gather(learn_and_tell, shared, memory=memory, draw=draw.phase("learn"), **settings)
+            (said, _), memory = some.gather(
+                learn_and_predict, shared, memory=memory, draw=draw.phase("learn"), **settings
+            )
             return said
 
         said = torch.cat(asked(fed, by_level(s.levels), ask))

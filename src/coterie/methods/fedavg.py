@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.works import sgd_walk
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw
 from coterie.problems.parameters import BatchSize, Count, Positive
 from coterie.problems.view import View
@@ -37,6 +37,6 @@ def fedavg(
     def round(fed: Federation, s: FedAvgState, draw: Draw) -> FedAvgState:
         w = fed.sizes.to(s.x) if weights == "sizes" else None
         walk = draw.phase("walk")
-        return FedAvgState(fed.mean(sgd_walk, s.x, weights=w, draw=walk, step=step, steps=local_steps, batch=batch))
+        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=walk, step=step, steps=local_steps, batch=batch))
 
     return Method("fedavg", init, round, lambda s: View(s.x))

@@ -7,7 +7,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.fednest import LocalSteps
 from coterie.methods.nested_phases import NestedState, start, view
-from coterie.methods.nested_works import pace, simultaneous_walk
+from coterie.methods.nested_works import pace, simultaneous_steps
 from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
 from coterie.problems.parameters import BatchSize, Positive
@@ -25,7 +25,7 @@ def fedavg_s(
     def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
         tau, steps = pace(local_steps, s.x)
         x, y = fed.mean(
-            simultaneous_walk,
+            simultaneous_steps,
             (s.x, s.y, tau),
             draw=draw.phase("walk"),
             step=outer_step,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.carving import NEEDS, Local, Part, asked, by_level, merged
@@ -37,7 +37,7 @@ class FedDSTState(NamedTuple):
     rounds: int
 
 
-@work
+@work("feddst/dynamic-steps", update=RESULT)
 def dynamic_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """The change within the mask; where the mask moves, within the new one, and its places."""
     cut = shard.task.anatomy

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation, Shard, Static, walks, work
+from coterie.federation import RESULT, Federation, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method
 from coterie.methods.hessian import Ask, asked
@@ -73,7 +73,7 @@ def _weighted_fedinn(fed: Federation, theta: Tensor, w: Tensor, walk: Walk, anch
     q = fed.mean(gradient, theta, weights=w, draw=draw.phase("anchor"), batch=anchor)
     tau, steps = pace(walk.steps, theta)
     return fed.mean(
-        corrected_walk,
+        corrected_steps,
         (theta, q, tau),
         weights=w,
         draw=draw.phase("walk"),
@@ -83,9 +83,8 @@ def _weighted_fedinn(fed: Federation, theta: Tensor, w: Tensor, walk: Walk, anch
     )
 
 
-@work
-@walks
-def corrected_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("fednest-weights/corrected-steps", update=moved_from(0))
+def corrected_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """θ_k ← θ_k − β_k (∇L_k(θ_k; ζ) − ∇L_k(θ; ζ) + q), the same ζ in both terms."""
     theta, q, tau = shared
     beta = step_size(static, tau, theta)
@@ -96,14 +95,14 @@ def corrected_walk(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return theta_k
 
 
-@work
+@work("fednest-weights/hessian-product", update=RESULT)
 def own_hessian_product(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇²L_k(θ) v."""
     theta, v = shared
     return own_product(shard, theta, v, static.batch, draw)
 
 
-@work
+@work("fednest-weights/slope", update=RESULT)
 def slope(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∂F/∂w_k = −∇L_k(θ)ᵀp, one number."""
     theta, p = shared

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.federation.work import name_of
 from coterie.methods.base import Method, validated
@@ -59,13 +59,13 @@ def decoded(x: Tensor, start: Tensor, static: Any) -> Tensor:
     return lasso(S, x, static.penalty, steps=static.decode_steps, step=static.decode_step, start=start).y
 
 
-@work
+@work("fedsep/sketch-decode", update=None)
 def sketch_decode(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """θ_x at a client."""
     return decoded(shared, shard.task.model.start, static)
 
 
-@work
+@work("fedsep/sketch-encode", update=RESULT)
 def sketch_encode(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """−(S_Uᵀ)⁺v."""
     x, theta, v = shared

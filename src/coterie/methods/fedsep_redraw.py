@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.fedsep import Seed, server_gain, sketch_of
 from coterie.methods.replicas import Replicas
-from coterie.methods.works import sgd_walk
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.lasso import least_norm
 from coterie.numerics.sketches import Kind, Sketch
@@ -41,14 +41,14 @@ def drawn(static: Any, dimension: int, t: int) -> Sketch:
     return sketch_of(Static(sketch=static.sketch, size=static.size, sketch_seed=seed), dimension)
 
 
-@work
+@work("fedsep-redraw/client-round", update=RESULT)
 def redrawn_round(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """The client's step in the space of S_t; it remembers its copy and what was lost."""
     copy, error = private
     d, t, steps = len(copy), static.round, static.solve_steps
     whole = shared.shape[0] == d  # a step has p < d numbers
     theta = shared if whole else copy + least_norm(drawn(static, d, t - 1), shared, steps=steps)
-    v = sgd_walk(shard, theta, None, static, draw) - theta + error
+    v = local_sgd(shard, theta, None, static, draw) - theta + error
     S = drawn(static, d, t)
     sent = S.apply(v)
     return sent, (theta, v - least_norm(S, sent, steps=steps) if static.error_feedback else error)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from coterie.federation import Batch, Federation, Shard, Static, work
+from coterie.federation import RESULT, Batch, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.carving import NEEDS, Local, Part, answered, asked, batches, learn, learnt, merged, sent
@@ -120,7 +120,7 @@ def decoded_mask(shard: Shard, omega: Tensor, static: Static, draw: Draw) -> Ten
     return cut.top(share, net(phi, offset))
 
 
-@work
+@work("fedsep-submodel/decode-and-learn", update=(RESULT, None))
 def decode_and_learn(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """Δθ of the sub-model that the client chose from ω, and its mask."""
     cut, share = shard.task.anatomy, shard.task.shares[static.level]

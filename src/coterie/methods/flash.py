@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.carving import NEEDS, Local, Part, asked, by_level, learnt, merged
@@ -34,7 +34,7 @@ class FlashState(NamedTuple):
     rounds: int
 
 
-@work
+@work("flash/sensitivities", update=None)
 def sensitivities(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """The density of each weight tensor among the largest p of all weights, by p."""
     cut, share = shard.task.anatomy, shard.task.shares[static.level]
@@ -45,7 +45,7 @@ def sensitivities(shard: Shard, shared: Tree, private: Tree, static: Static, dra
     return torch.stack([(part >= least).to(x).mean() for part in parts]) / share
 
 
-@work
+@work("flash/fixed-steps", update=RESULT)
 def fixed_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """The change within the client's mask."""
     cut, start = shard.task.anatomy, shard.task.model.start

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.federation import Each, Federation, Shard, Static, work
+from coterie.federation import RESULT, Each, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.works import own_product
 from coterie.numerics import Draw
@@ -15,7 +15,7 @@ from coterie.numerics import Draw
 Ask = Literal["all", "weighted"]
 
 
-@work
+@work("hessian/weighted-products", update=RESULT)
 def weighted_products(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """w_k ∇²L_k(θ) v for every row v of V, static.columns of them at a time, all on one batch."""
     theta, V, w = shared

@@ -28,7 +28,7 @@ from coterie.methods.nested_phases import (
     start,
     view,
 )
-from coterie.methods.nested_works import local_nested_walk, pace
+from coterie.methods.nested_works import local_nested_steps, pace
 from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
 from coterie.problems.parameters import BatchSize, Count, Positive
@@ -102,7 +102,7 @@ def lfednest_nonalt(
     def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
         (tau, inner_steps), (outer_tau, steps) = pace(local_steps, s.y), pace(outer_steps, s.x)
         x, y, look = fed.mean(
-            local_nested_walk,
+            local_nested_steps,
             (s.x, s.y, tau, outer_tau),
             draw=draw.phase("walk"),
             step=outer_step,

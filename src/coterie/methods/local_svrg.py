@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, passes, walks, work
+from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.works import own_rows
@@ -75,7 +75,7 @@ def solve(
     constants: tuple[Vector, ...] = (),
 ) -> Vector:
     """Local-SVRG from `start`; constants are (θ, ∇L_0(θ)) for the linear system."""
-    begin, go = (begin_model, walk_model) if instance == "model" else (begin_system, walk_system)
+    begin, go = (begin_model, model_steps) if instance == "model" else (begin_system, system_steps)
     blank = Anchor(*(torch.zeros_like(start),) * 3, tuple(torch.zeros_like(c) for c in constants))
     ready, memory = fed.gather(begin, (start, constants), memory=Memory.start(blank, fed.n), draw=draw)
     fed = replace(fed, ids=ready.ids)  # whoever missed the beginning has no anchor
@@ -93,37 +93,34 @@ def solve(
         )
     if not walk.average:
         return x
-    mean, memory = fed.mean(output_average, weights=weights, memory=memory, draw=draw)
+    mean, memory = fed.mean(output_average, x, weights=weights, memory=memory, draw=draw)
     last = walk.share(walk.steps)
     return (1.0 - last) * mean + last * x
 
 
-@work
-@passes
+@work("local-svrg/begin-model", update=None, whole_pass=True)
 def begin_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """Anchor at the start; says 1 when done."""
     x, _ = shared
     return x.new_ones(()), Anchor(x, shard.task.full_gradient(x, own_rows(shard)), torch.zeros_like(x), ())
 
 
-@work
-@walks
-def walk_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("local-svrg/model-steps", update=moved_from())
+def model_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """At most τ corrected steps on the loss."""
     rows = own_rows(shard)
-    return corrected_walk(rows, shared, private, static, draw, _difference(shard.task), shard.task.full_gradient)
+    return corrected_steps(rows, shared, private, static, draw, _difference(shard.task), shard.task.full_gradient)
 
 
-@work
-def walk_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("local-svrg/steps-alone", update=moved_from())
+def steps_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """T corrected steps on the holder's own rows, the anchor set at the start."""
     rows = own_rows(shard)
     anchor = Anchor(shared, shard.task.full_gradient(shared, rows), torch.zeros_like(shared), ())
-    return corrected_walk(rows, shared, anchor, static, draw, _difference(shard.task), shard.task.full_gradient)[0]
+    return corrected_steps(rows, shared, anchor, static, draw, _difference(shard.task), shard.task.full_gradient)[0]
 
 
-@work
-@passes
+@work("local-svrg/begin-system", update=None, whole_pass=True)
 def begin_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """Anchor at the start, with θ and ∇L_0(θ) kept for the walks; says 1 when done."""
     h, (theta, goal) = shared
@@ -131,9 +128,8 @@ def begin_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw
     return h.new_ones(()), Anchor(h, gradient, torch.zeros_like(h), (theta, goal))
 
 
-@work
-@walks
-def walk_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("local-svrg/system-steps", update=moved_from())
+def system_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """At most τ corrected steps on ½ hᵀHh − hᵀ∇L_0."""
     task, (theta, _) = shard.task, private.constants
 
@@ -143,12 +139,12 @@ def walk_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
     def whole(h: Vector, rows: Rows, theta: Vector, goal: Vector) -> Vector:
         return task.full_hvp(theta, h, rows) - goal
 
-    return corrected_walk(own_rows(shard), shared, private, static, draw, difference, whole)
+    return corrected_steps(own_rows(shard), shared, private, static, draw, difference, whole)
 
 
-@work
+@work("local-svrg/output-average", update=moved_from())
 def output_average(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """Σ u_t x_k^(t) / Σ u_t over this client's walk."""
+    """Σ u_t x_k^(t) / Σ u_t over this client's iterates. What is sent, the last average, is what it is counted from."""
     return private.mean, private
 
 
@@ -162,7 +158,7 @@ def _difference(task: Any) -> Callable[[Vector, Vector, Batch], Vector]:
     return difference
 
 
-def corrected_walk(
+def corrected_steps(
     rows: Rows,
     x: Vector,
     anchor: Anchor,

@@ -12,8 +12,8 @@ from coterie.errors import UsageError
 from coterie.federation import Federation, Memory, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.local_svrg import Walk, walk_alone
-from coterie.methods.works import sgd_walk
+from coterie.methods.local_svrg import Walk, steps_alone
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw
 from coterie.problems.parameters import BatchSize, Count, Positive, Probability
 from coterie.problems.view import View, personal_models
@@ -25,10 +25,10 @@ class LocalTrainState(NamedTuple):
     x: Tensor | Memory
 
 
-@work
-def walk_on(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("local-train/own-steps", update=())
+def own_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """A client's own model goes on; nothing is uploaded."""
-    return (), sgd_walk(shard, private, None, static, draw)
+    return (), local_sgd(shard, private, None, static, draw)
 
 
 @validated
@@ -50,13 +50,13 @@ def local_train(
     def round(fed: Federation, s: LocalTrainState, draw: Draw) -> LocalTrainState:
         at = draw.phase("walk")
         if isinstance(s.x, Memory):
-            _, x = fed.gather(walk_on, memory=s.x, draw=at, step=step, steps=local_steps, batch=batch)
+            _, x = fed.gather(own_steps, memory=s.x, draw=at, step=step, steps=local_steps, batch=batch)
             return LocalTrainState(x)
         if refresh is None or batch == "all":
-            x = fed.ask_target(sgd_walk, s.x, draw=at, step=step, steps=local_steps, batch=batch)
+            x = fed.ask_target(local_sgd, s.x, draw=at, step=step, steps=local_steps, batch=batch)
         else:
             walk = Walk(step, local_steps, refresh, local_steps, batch)
-            x = fed.ask_target(walk_alone, s.x, draw=at, steps=local_steps, first=0, walk=walk)
+            x = fed.ask_target(steps_alone, s.x, draw=at, steps=local_steps, first=0, walk=walk)
         return LocalTrainState(x)
 
     def view(s: LocalTrainState) -> View:

@@ -23,7 +23,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.mirror import Data, Judge, first_order, mirror_descent, second_order
 from coterie.methods.server import Moments, Rule, Server
-from coterie.methods.works import gradient, sgd_walk
+from coterie.methods.works import gradient, local_sgd
 from coterie.numerics import Draw, uniform
 from coterie.problems.parameters import BatchSize, Count, Positive
 from coterie.problems.view import View
@@ -79,7 +79,7 @@ def meritfed(
     def directions(fed: Federation, x: Tensor, at: Draw) -> tuple[Tensor, Tensor]:
         if local_steps == 1:
             return fed.gather(gradient, x, draw=at, batch=batch)
-        walked, ids = fed.gather(sgd_walk, x, draw=at, step=step, steps=local_steps, batch=batch)
+        walked, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
         return (x - walked) / step, ids
 
     def round(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:

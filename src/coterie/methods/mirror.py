@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Federation, Rows, Shard, Static, Work, work
+from coterie.federation import RESULT, Batch, Federation, Rows, Shard, Static, Work, work
 from coterie.federation.tree import Tree, row
 from coterie.methods.works import draw_batch, goal_rows
 from coterie.numerics import Draw
@@ -93,7 +93,7 @@ def _order(passes: int, n: int, device: torch.device) -> Tensor:
     return Draw.of(passes, device=device).phase("fresh").permutation(n)
 
 
-@work
+@work("mirror/goal-gradient", update=RESULT)
 def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_0(x) on the rows that judge."""
     rows = judging_rows(shard, static)
@@ -102,7 +102,7 @@ def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, dra
     return shard.task.gradient(shared, judging_batch(rows, static, draw))
 
 
-@work
+@work("mirror/goal-losses", update=RESULT)
 def goal_losses(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """L_0 at each of some points, on the same rows."""
     rows = judging_rows(shard, static)
@@ -112,7 +112,7 @@ def goal_losses(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
     return torch.stack([shard.task.loss(x, batch) for x in shared])
 
 
-@work
+@work("mirror/goal-model", update=RESULT)
 def goal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
     """∇L_0(x) [d] and Q∇²L_0(x)Qᵀ [r, r] for r directions, the rows of Q, on the same rows."""
     (x, Q), task, rows = shared, shard.task, judging_rows(shard, static)

@@ -31,10 +31,10 @@ from coterie.methods.nested_works import (
     hessian_product,
     hypergradient,
     inner_gradient,
-    inner_sgd_walk,
-    inner_svrg_walk,
-    local_outer_walk,
-    outer_svrg_walk,
+    inner_sgd_steps,
+    inner_svrg_steps,
+    local_outer_steps,
+    outer_svrg_steps,
     outer_y_gradient,
     pace,
 )
@@ -95,14 +95,14 @@ def fedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, anchor: int | str,
     q = fed.mean(inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
     tau, steps = pace(walk.steps, y)
     shared = (x, y, q, tau)
-    return fed.mean(inner_svrg_walk, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(inner_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
 
 
 def lfedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, draw: Draw) -> Tensor:
     """Alg. 6: y⁺ by plain local walks. One round."""
     tau, steps = pace(walk.steps, y)
     shared = (x, y, tau)
-    return fed.mean(inner_sgd_walk, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
 
 
 def fedihgp(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor | None:
@@ -191,7 +191,7 @@ def fedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw: 
     h = global_hypergradient(fed, s, inverse, draw)
     tau, steps = pace(walk.steps, s.x)
     shared = (s.x, s.y, h, tau)
-    return fed.mean(outer_svrg_walk, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(outer_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
 
 
 def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor:
@@ -204,7 +204,7 @@ def lfedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw:
     """Alg. 5: x⁺ by local walks along the clients' own hypergradients. One round."""
     tau, steps = pace(walk.steps, s.x)
     x, look = fed.mean(
-        local_outer_walk, (s.x, s.y, tau), draw=draw.phase("walk"), step=walk.step, steps=steps, **local(walk, inverse)
+        local_outer_steps, (s.x, s.y, tau), draw=draw.phase("walk"), step=walk.step, steps=steps, **local(walk, inverse)
     )
     check_look(look, inverse)
     return x

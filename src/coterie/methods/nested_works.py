@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.federation import Batch, Each, Rows, Shard, Static, work
+from coterie.federation import RESULT, Batch, Each, Rows, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.methods.works import draw_batch, goal_rows, own_rows
 from coterie.numerics import Draw
@@ -47,15 +47,15 @@ def within(nu: int, tau: Tensor | None, moved: Tensor, before: Tensor) -> Tensor
     return moved if tau is None else torch.where(nu < tau, moved, before)
 
 
-@work
+@work("fednest/inner-gradient", update=RESULT)
 def inner_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """q_i = ∇_y g_i(x, y)  (Alg. 4, line 4)."""
     x, y = shared
     return shard.task.inner_gradient(x, y, draw_batch(own_rows(shard), static.batch, draw))
 
 
-@work
-def inner_svrg_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("fednest/inner-svrg-steps", update=moved_from(1))
+def inner_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """y_i ← y_i − β_i (∇_y g_i(x, y_i; ζ) − ∇_y g_i(x, y; ζ) + q), the same ζ in both terms  (Alg. 4, lines 8–11)."""
     x, y, q, tau = shared
     beta = step_size(static, tau, y)
@@ -65,8 +65,8 @@ def inner_svrg_walk(shard: Shard, shared: Tree, private: Tree, static: Static, d
     return y_i
 
 
-@work
-def inner_sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("fednest/inner-sgd-steps", update=moved_from(1))
+def inner_sgd_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """y_i ← y_i − β_i ∇_y g_i(x, y_i; ζ)  (Alg. 6)."""
     x, y, tau = shared
     beta = step_size(static, tau, y)
@@ -75,21 +75,21 @@ def inner_sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return y
 
 
-@work
+@work("fednest/outer-y-gradient", update=RESULT)
 def outer_y_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇_y f_i(x, y)  (Alg. 3, line 4)."""
     x, y = shared
     return shard.task.outer_gradient(x, y, draw_batch(goal_rows(shard), static.batch, draw))
 
 
-@work
+@work("fednest/hessian-product", update=RESULT)
 def hessian_product(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇²_yy g_i(x, y) v  (Alg. 3, line 13)."""
     x, y, v = shared
     return shard.task.inner_hvp(x, y, v, draw_batch(own_rows(shard), static.batch, draw))
 
 
-@work
+@work("fednest/hypergradient", update=RESULT)
 def hypergradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """h_i = ∇_x f_i(x, y) − ∇²_xy g_i(x, y) p, without the second term where p is None  (Alg. 2, lines 5–6)."""
     x, y, p = shared
@@ -99,8 +99,8 @@ def hypergradient(shard: Shard, shared: Tree, private: Tree, static: Static, dra
     return h - shard.task.cross(x, y, p, draw_batch(own_rows(shard), static.batch, draw.phase("inner")))
 
 
-@work
-def outer_svrg_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("fednest/outer-svrg-steps", update=moved_from(0))
+def outer_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """x_i ← x_i − α_i (∇_x f_i(x_i, y; ξ) − ∇_x f_i(x, y; ξ) + h), the same ξ in both terms  (Alg. 2, lines 10–13)."""
     x, y, h, tau = shared
     alpha = step_size(static, tau, x)
@@ -111,8 +111,8 @@ def outer_svrg_walk(shard: Shard, shared: Tree, private: Tree, static: Static, d
     return x_i
 
 
-@work
-def local_outer_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("fednest/local-outer-steps", update=(moved_from(0), None))
+def local_outer_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """x_i ← x_i − α_i h_i with the client's own hypergradient  (Alg. 5); and what its series looked like."""
     x, y, tau = shared
     alpha = step_size(static, tau, x)
@@ -124,18 +124,18 @@ def local_outer_walk(shard: Shard, shared: Tree, private: Tree, static: Static, 
     return x, worst
 
 
-@work
-def local_nested_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("fednest/local-nested-steps", update=(moved_from(0), moved_from(1), None))
+def local_nested_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """The client's own y_i, then its own x_i at that y_i: nested optimisation in isolation (LFedNest-NonAlt)."""
     x, y, tau, outer_tau = shared
     inner = Static(step=static.inner_step, steps=static.inner_steps, batch=static.batch)
-    y = inner_sgd_walk(shard, (x, y, tau), None, inner, draw.phase("inner"))
-    x, look = local_outer_walk(shard, (x, y, outer_tau), None, static, draw.phase("outer"))
+    y = inner_sgd_steps(shard, (x, y, tau), None, inner, draw.phase("inner"))
+    x, look = local_outer_steps(shard, (x, y, outer_tau), None, static, draw.phase("outer"))
     return x, y, look
 
 
-@work
-def simultaneous_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("fednest/simultaneous-steps", update=(moved_from(0), moved_from(1)))
+def simultaneous_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """(x_i, y_i) ← (x_i − α_i ∇_x f_i, y_i + β_i ∇_y f_i), both at the old point  (FedAvg-S)."""
     x, y, tau = shared
     alpha, inner = step_size(static, tau, x), Static(step=static.inner_step, steps=static.steps)

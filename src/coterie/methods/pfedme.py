@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, walks, work
+from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.works import goal_rows, own_rows
@@ -36,7 +36,7 @@ def proximal_point(task: Any, x: Tensor, batch: Batch, static: Static) -> Tensor
     return theta
 
 
-def envelope_walk(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
+def envelope_steps(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
     """R steps on the Moreau envelope: the last x and the last θ."""
     theta = x
     for index in draw.batches(rows.count, static.batch, static.steps):
@@ -45,24 +45,22 @@ def envelope_walk(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) 
     return x, theta
 
 
-@work
-@walks
-def moreau_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("pfedme/moreau-steps", update=moved_from())
+def moreau_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """What a client uploads: where its x_k arrived."""
-    return envelope_walk(shard.task, own_rows(shard), shared, static, draw)[0]
+    return envelope_steps(shard.task, own_rows(shard), shared, static, draw)[0]
 
 
-@work
-@walks
-def both_points(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("pfedme/both-models", update=moved_from())
+def both_models(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """What a client uploads, and what it keeps: its last x_k and its last θ."""
-    return envelope_walk(shard.task, own_rows(shard), shared, static, draw)
+    return envelope_steps(shard.task, own_rows(shard), shared, static, draw)
 
 
-@work
+@work("pfedme/personal-model", update=moved_from())
 def personal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """What the target keeps: its last θ."""
-    return envelope_walk(shard.task, goal_rows(shard), shared, static, draw)[1]
+    return envelope_steps(shard.task, goal_rows(shard), shared, static, draw)[1]
 
 
 @validated
@@ -90,9 +88,9 @@ def pfedme(
 
     def round(fed: Federation, s: PFedMeState, draw: Draw) -> PFedMeState:
         if isinstance(s.theta, Memory):
-            mean, theta = fed.mean(both_points, s.x, memory=s.theta, draw=draw.phase("walk"), **knobs)
+            mean, theta = fed.mean(both_models, s.x, memory=s.theta, draw=draw.phase("walk"), **knobs)
             return PFedMeState((1.0 - mixing) * s.x + mixing * mean, theta)
-        mean = fed.mean(moreau_walk, s.x, draw=draw.phase("walk"), **knobs)
+        mean = fed.mean(moreau_steps, s.x, draw=draw.phase("walk"), **knobs)
         x = (1.0 - mixing) * s.x + mixing * mean
         return PFedMeState(x, fed.ask_target(personal_model, x, draw=draw.phase("personal"), **knobs))
 

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.hessian import Ask, asked, hessian_rows
@@ -40,7 +40,7 @@ class PrimalDualState(NamedTuple):
     bound: float | None
 
 
-@work
+@work("primal-dual/gradient-and-product", update=RESULT)
 def gradient_and_product(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> tuple[Tensor, ...]:
     """∇L_k(θ) and ∇²L_k(θ)λ from two independent batches; with static.scalar also λᵀ∇L_k(θ) (Remark 1)."""
     theta, lam = shared
@@ -49,7 +49,7 @@ def gradient_and_product(shard: Shard, shared: Tree, private: Tree, static: Stat
     return (g, hl, lam @ g) if static.scalar else (g, hl)
 
 
-@work
+@work("primal-dual/gradient-alone", update=RESULT)
 def gradient_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> tuple[Tensor, ...]:
     """The same without the product."""
     theta, lam = shared

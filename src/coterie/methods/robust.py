@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.works import sgd_walk
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw, robust
 from coterie.problems.byzantine import Attackers, head_count
 from coterie.problems.parameters import BatchSize, Count, Positive
@@ -51,7 +51,7 @@ def aggregated(name: str, aggregate: Aggregate, walk: Walk, check: Callable[[int
         return RobustState(problem.start)
 
     def round(fed: Federation, s: RobustState, draw: Draw) -> RobustState:
-        X, _ = fed.gather(sgd_walk, s.x, draw=draw.phase("walk"), **walk._asdict())
+        X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **walk._asdict())
         return RobustState(s.x + aggregate(X - s.x))
 
     return Method(name, init, round, lambda s: View(s.x))

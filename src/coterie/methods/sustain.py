@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import Each, Federation, Shard, Static, Work, work
+from coterie.federation import RESULT, Each, Federation, Shard, Static, Work, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.hessian import Ask, asked
@@ -43,14 +43,14 @@ class SustainState(NamedTuple):
     steps: int
 
 
-@work
+@work("sustain/combined-gradient", update=RESULT)
 def combined_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """Σ_i c_i ∇L_k(θ_i), all on one batch."""
     points, c = shared
     return sum(c[i] * own_gradient(shard, points[i], static.batch, draw) for i in range(len(points)))
 
 
-@work
+@work("sustain/weighted-products", update=RESULT)
 def weighted_products(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """w_i ∇²L_k(θ_i) v_i for each point i, all on one batch: [points, d]."""
     points, V, w = shared
@@ -58,7 +58,7 @@ def weighted_products(shard: Shard, shared: Tree, private: Tree, static: Static,
     return w[:, None] * torch.stack(hv)
 
 
-@work
+@work("sustain/slope", update=RESULT)
 def slope(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """Σ_i ∇L_k(θ_i)ᵀ q_i, all on one batch: one number."""
     points, Q = shared

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.replicas import Replicas
-from coterie.methods.works import sgd_walk
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse
 from coterie.numerics.sparse import top_k as largest
@@ -37,12 +37,12 @@ class TopKState(NamedTuple):
     replicas: Replicas
 
 
-@work
-def sparse_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+@work("top-k/sparse-steps", update=(RESULT, None))
+def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """The largest entries of the walk and the error so far."""
     copy, error = private
     x = shared if isinstance(shared, Tensor) else copy + shared.dense(len(copy))
-    v = sgd_walk(shard, x, None, static, draw) - x + error
+    v = local_sgd(shard, x, None, static, draw) - x + error
     sent = largest(v, static.k)
     return sent, (x, v - sent.dense(len(v)) if static.error_feedback else error)
 
@@ -71,7 +71,7 @@ def top_k(
         kept, d = len(s.change.values), len(s.x)
         told = s.x if down == "dense" else s.replicas.message(fed, s.change, s.x)
         (sent, ids), memory = fed.gather(
-            sparse_walk, told, memory=s.replicas.memory, draw=draw.phase("walk"), k=kept, **knobs
+            sparse_steps, told, memory=s.replicas.memory, draw=draw.phase("walk"), k=kept, **knobs
         )
         u = server_step * sent.dense(d).mean(0) + s.error
         change = largest(u, kept)

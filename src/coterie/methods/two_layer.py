@@ -7,7 +7,7 @@
 
 `two_layer` takes decode and encode as a pair of works, `by_objective` makes the pair from an objective g by automatic
 differentiation. They are works because they run at the client and may use its rows (the paper's g has an index m), and
-are passed by name: module-level functions marked @work, called with
+are passed by name: module-level functions marked @work. A node runs them only if it admits them. They are called with
 
     objective   shared = (x, y)      returns g, a number
     decode      shared = x           returns y
@@ -17,18 +17,16 @@ The learning layer y is the problem's model.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
-from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.func import grad
 
-from coterie.federation import Federation, Shard, Static, Work, work
+from coterie.federation import RESULT, Federation, Shard, Static, Work, work
 from coterie.federation.tree import Tree
 from coterie.federation.work import name_of
 from coterie.methods.base import Method
-from coterie.methods.works import sgd_walk
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw, neumann
 from coterie.numerics.lasso import fixed_conjugate_gradients
 from coterie.problems.oracles import hessian_vector, mixed_vector
@@ -49,27 +47,18 @@ class Learning(NamedTuple):
     batch: int | str = 32
 
 
-@lru_cache(maxsize=32)
-def found(name: str) -> Work:
-    """The work of that name, module:function."""
-    module, _, function = name.partition(":")
-    there: Work = getattr(import_module(module), function)
-    name_of(there)  # refuses what is not marked
-    return there
-
-
-@work
+@work("two-layer/client-round", update=RESULT)
 def client_round(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """Decode, learn, encode: Enc{Δy}."""
-    y = found(static.decode)(shard, shared, None, static, draw.phase("decode"))
-    moved = sgd_walk(shard, y, None, static, draw.phase("learn"))
-    return found(static.encode)(shard, (shared, y, moved - y), None, static, draw.phase("encode"))
+    y = static.work("decode")(shard, shared, None, static, draw.phase("decode"))
+    moved = local_sgd(shard, y, None, static, draw.phase("learn"))
+    return static.work("encode")(shard, (shared, y, moved - y), None, static, draw.phase("encode"))
 
 
-@work
+@work("two-layer/descend", update=None)
 def descend(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """I_dec steps y ← y − γ∇_y g(x, y) from the model's own start."""
-    g, y = found(static.objective), shard.task.model.start
+    g, y = static.work("objective"), shard.task.model.start
     for i in range(static.decode_steps):
 
         def at(point: Tensor, step: int = i) -> Tensor:
@@ -79,11 +68,11 @@ def descend(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Dra
     return y
 
 
-@work
+@work("two-layer/implicit", update=RESULT)
 def implicit(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇²_xy g [∇²_yy g]⁻¹v: the inverse by τ Σ_{q≤Q} (I − τ∇²_yy g)^q, or by conjugate gradients."""
     x, y, v = shared
-    g = found(static.objective)
+    g = static.work("objective")
 
     def objective(at_x: Tensor, at_y: Tensor) -> Tensor:
         return g(shard, (at_x, at_y), None, static, draw)

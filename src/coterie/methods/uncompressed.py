@@ -9,7 +9,7 @@ from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.works import sgd_walk
+from coterie.methods.works import local_sgd
 from coterie.numerics import Draw
 from coterie.problems.parameters import BatchSize, Count, Positive
 from coterie.problems.view import View
@@ -31,7 +31,7 @@ def uncompressed(
         return UncompressedState(problem.start)
 
     def round(fed: Federation, s: UncompressedState, draw: Draw) -> UncompressedState:
-        mean = fed.mean(sgd_walk, s.x, draw=draw.phase("walk"), step=step, steps=local_steps, batch=batch)
+        mean = fed.mean(local_sgd, s.x, draw=draw.phase("walk"), step=step, steps=local_steps, batch=batch)
         return UncompressedState(s.x + server_step * (mean - s.x))
 
     return Method("uncompressed", init, round, lambda s: View(s.x))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from coterie.federation import Batch, Rows, Shard, Static, walks, work
+from coterie.federation import RESULT, Batch, Rows, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 
@@ -55,13 +55,13 @@ def own_product(shard: Shard, theta: Tensor, v: Tensor, size: int | str, draw: D
     return shard.task.hvp(theta, v, draw_batch(rows, size, draw))
 
 
-@work
+@work("shared/gradient", update=RESULT)
 def gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """g_k(x): the gradient at x on one batch, or on all rows where static.batch is "all"."""
     return own_gradient(shard, shared, static.batch, draw)
 
 
-@work
+@work("shared/goal-gradient", update=RESULT)
 def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_0(x) at the target, on one batch or on all its validation rows."""
     rows = goal_rows(shard)
@@ -70,9 +70,8 @@ def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, dra
     return shard.task.gradient(shared, draw_batch(rows, static.batch, draw))
 
 
-@work
-@walks
-def sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+@work("shared/local-steps", update=moved_from())
+def local_sgd(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
     x, rows = shared, own_rows(shard)
     if static.batch == "all":
@@ -84,7 +83,7 @@ def sgd_walk(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Dr
     return x
 
 
-@work
+@work("shared/goal-loss-and-gradient", update=RESULT)
 def goal_loss_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """L_0(x) and ∇L_0(x) at the target, on all its validation rows."""
     rows = goal_rows(shard)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation, Shard, Static, work
+from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.carving import NEEDS, Local, Part, asked, batches, by_level, merged
@@ -33,7 +33,7 @@ class ZeroFLState(NamedTuple):
     levels: Tensor
 
 
-@work
+@work("zerofl/sparse-steps", update=(RESULT, None))
 def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """The change of the weights that are largest in the end."""
     task, cut = shard.task, shard.task.anatomy

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import threading
 import tomllib
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from coterie.consent import resolve, search_path
 from coterie.flower.frames import receive, send
+
+CUSTOM = "custom"  # FLARE's folder of a job's own files
 
 
 class Lost(Exception):
@@ -55,9 +58,9 @@ class Compute:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = {**os.environ, "PYTHONPATH": search_path()}
         with theirs:
-            command = [sys.executable, "-m", "coterie.nvflare_engine.compute", str(theirs.fileno())]
+            command = [sys.executable, "-P", "-m", "coterie.nvflare_engine.compute", str(theirs.fileno())]
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         self._line = ours
         send(ours, json.dumps(self.how).encode())
@@ -99,12 +102,22 @@ def _node(how: dict[str, Any]) -> Any:
         from coterie.experiment.build import node_of
 
         return node_of(read(how["config"]), (how["client"],), folder=folder)
-    module, _, name = how["load"].partition(":")
-    found = getattr(import_module(module), name)(how["site"])
+    module = how["load"].partition(":")[0]
+    found = resolve(how["load"], "load", [module] if _came_with_the_job(module) else None)(how["site"])
     if isinstance(found, Node):
         return found
     store = Store(folder)
     return found.node(how["client"], modules=tuple(how["modules"]), store=store, shares_memory=how["shares_memory"])
+
+
+def _came_with_the_job(module: str) -> bool:
+    """Whether a module is one of the job's own files, which the site's FLARE has let in; others need consent here."""
+    top = module.partition(".")[0]
+    spec = find_spec(top) if top.isidentifier() else None
+    if spec is None or spec.origin is None:
+        return False
+    folders = [Path(entry).resolve() for entry in sys.path if Path(entry).name == CUSTOM]
+    return any(Path(spec.origin).resolve().is_relative_to(folder) for folder in folders)
 
 
 def sealed(settings: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from coterie.numerics import Draw
 MEMORY = 1 << 28  # bytes that the clients which are judged at once may take
 
 
-@work
+@work("measures/judged", update=None)
 def judged(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """Loss and accuracy of a client's model on its rows."""
     return shard.task.judge(shared, shard.train)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coterie.consent import check_address
 from coterie.errors import UsageError
 from coterie.experiment import run as experiment
 from coterie.experiment.build import Network, federate
@@ -55,6 +56,8 @@ def launch(
 def cluster(table: EngineTable) -> Iterator[None]:
     """A cluster, started here or joined; left or ended at the end, whatever happens. One that is there is used."""
     alone = table.address is None
+    if table.address is not None:
+        check_address(table.address, "engine.address")
     fresh = alone and "ray" not in sys.modules  # a program that has imported Ray has set it up itself
     private = {**ALONE, "RAY_AUTH_TOKEN": secrets.token_hex(32)} if fresh else {}
     for name, value in {**QUIET, **private}.items():

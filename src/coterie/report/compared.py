@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from coterie.experiment.files import write_atomically
+from coterie.experiment.files import cell, write_atomically
 from coterie.report.page import table, write
 from coterie.report.results import read_all
 from coterie.report.svg import esc, size
@@ -131,11 +131,13 @@ def comma_separated(result: Mapping[str, Any]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     measures = list(dict.fromkeys(k for run in result["runs"] for k, v in run["final"].items() if _scalar(v)))
     traffic = ("bytes_up", "bytes_down")
-    writer.writerow(["method", "seed", "outcome", "rounds", "seconds", *traffic, *measures])
+    columns = ["method", "seed", "outcome", "rounds", "seconds", *traffic, *measures]
+    writer.writerow([cell(value) for value in columns])
     for run in result["runs"]:
         moved = [run["communication"][key] for key in traffic]
         values = [run["final"].get(key) if _scalar(run["final"].get(key)) else "" for key in measures]
-        writer.writerow([run["method"], run["seed"], run["outcome"], run["rounds"], run["seconds"], *moved, *values])
+        row = [run["method"], run["seed"], run["outcome"], run["rounds"], run["seconds"], *moved, *values]
+        writer.writerow([cell(value) for value in row])
     return out.getvalue()
 
 

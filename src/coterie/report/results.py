@@ -161,7 +161,7 @@ def _checked(path: Path, reading: Callable[[], T]) -> T:
     """What a reader returns; what it stumbles over becomes an error that names the file."""
     try:
         return reading()
-    except (OSError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
 
 
@@ -206,7 +206,12 @@ def _summary(text: str) -> dict[str, Any]:
 
 def _causes(text: str) -> dict[str, dict[str, int]]:
     found = _object(text)["by_cause"]
-    return {str(cause): {key: int(entry[key]) for key in TRAFFIC} for cause, entry in found.items()}
+    causes = {str(cause): {key: int(entry[key]) for key in TRAFFIC} for cause, entry in found.items()}
+    if not any(cause.startswith("coterie.") for cause in causes):
+        return causes
+    from coterie.federation.naming import current  # only for ledgers of former versions: it loads torch
+
+    return {current(cause): entry for cause, entry in causes.items()}
 
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:

@@ -184,7 +184,7 @@ def comparison_table(summary: dict[str, Any]) -> Table:
         style = "bold" if one is summary else ""
         total = size_text(moved["bytes_up"] + moved["bytes_down"])
         value = measure_text(key, one["final"][key]) if key else ""
-        table.add_row(name, value, str(moved["rounds"]), total, style=style)
+        table.add_row(escape(str(name)), value, str(moved["rounds"]), total, style=style)
     return table
 
 
@@ -201,7 +201,7 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
             console.print(f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight.")
     console.print()
     console.print(comparison_table(summary))
-    events = ", ".join(f"{count} × {kind}" for kind, count in summary.get("events", {}).items())
+    events = ", ".join(escape(f"{count} × {kind}") for kind, count in summary.get("events", {}).items())
     if events:
         console.print(f"\nEvents: {events}; events.jsonl says who and why.", soft_wrap=True)
     spent = summary.get("privacy", {}).get("epsilon")

@@ -1,12 +1,17 @@
-"""The report of a run that goes on, on a local server: loopback only, read-only, GET only, no other host's pages."""
+"""The report of a run that goes on, on a local server: loopback only, read-only, GET only, no other host's pages.
+
+Its address holds a random token, because other users of a machine reach its loopback too.
+"""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from secrets import compare_digest, token_urlsafe
 from threading import Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -86,8 +91,8 @@ def ended(run: Run) -> bool:
     return set(wanted) <= set(run.summary.get("baselines") or {})
 
 
-def handler(live: Live) -> type[BaseHTTPRequestHandler]:
-    """Answers to GET / and GET /data.json, and to nothing else."""
+def handler(live: Live, token: str) -> type[BaseHTTPRequestHandler]:
+    """Answers to GET /TOKEN/ and GET /TOKEN/data.json, and to nothing else."""
 
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "coterie", ""
@@ -95,19 +100,22 @@ def handler(live: Live) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)
+            given, _, page = address.path.removeprefix("/").partition("/")
             port = self.connection.getsockname()[1]
             if self.headers.get("Host", "").lower() not in {f"{name}:{port}" for name in NAMES}:
                 self._send(HTTPStatus.FORBIDDEN, "text/plain", "this page is for this machine only\n")
-            elif address.path == "/":
+            elif not compare_digest(given.encode(), token.encode()):
+                self._send(HTTPStatus.FORBIDDEN, "text/plain", "open the whole address that coterie watch prints\n")
+            elif page == "":
                 self._send(HTTPStatus.OK, "text/html", document("<p>Reading …</p>", live.folder.name, live=True))
-            elif address.path == "/data.json":
+            elif page == "data.json":
                 answer = live.answer()
                 if parse_qs(address.query).get("stamp") == [answer["stamp"]]:
                     self._send(HTTPStatus.NO_CONTENT, "application/json", "")
                 else:
                     self._send(HTTPStatus.OK, "application/json", json.dumps(answer))
             else:
-                self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is / and /data.json\n")
+                self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is the page and data.json\n")
 
         def _refuse(self) -> None:
             self._send(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "GET only\n", {"Allow": "GET"})
@@ -132,19 +140,28 @@ def handler(live: Live) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class Server(ThreadingHTTPServer):
+    """Quiet where a browser goes away in the middle of an answer."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away is nothing to report."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serving(folder: Path, port: int = 0) -> Iterator[tuple[str, Live]]:
     """The server in a thread of its own; gives its address."""
-    live = Live(folder)
+    live, token = Live(folder), token_urlsafe(24)
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port), handler(live))
+        server = Server((LOOPBACK, port), handler(live, token))
     except OSError as error:
         raise RunError(f"port {port} cannot be used: {error.strerror or error}. Choose another with --port.") from None
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:
-        yield f"http://{LOOPBACK}:{server.server_address[1]}/", live
+        yield f"http://{LOOPBACK}:{server.server_address[1]}/{token}/", live
     finally:
         server.shutdown()
         server.server_close()

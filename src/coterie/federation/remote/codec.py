@@ -11,7 +11,6 @@ begins with its kind: ["t", …] a tuple, ["l", …] a list, ["d", {…}] a dict
 
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib import import_module
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.federation.naming import DOTTED, UnknownWork, find
 from coterie.federation.tree import Tree
 from coterie.federation.work import Each, Work
 
@@ -35,7 +35,6 @@ DTYPES = {
 }
 WORDS = {dtype: name for name, dtype in DTYPES.items()}
 ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 class CodecError(ValueError):
@@ -58,7 +57,8 @@ class Limits(NamedTuple):
 class Names:
     """What may be named in a message: works and named tuples of listed modules. No other module is ever imported.
 
-    A name that ends in ".*" stands for all modules of a package.
+    A name that ends in ".*" stands for all modules of a package. Works are found by `naming.find`, also those that the
+    settings of another work name.
     """
 
     works: frozenset[str] = frozenset({"coterie.methods.*"})
@@ -67,29 +67,24 @@ class Names:
     )
 
     def with_modules(self, *modules: str) -> "Names":
-        """The same, and the works and named tuples of one's own modules."""
+        """The same, and the works and named tuples of your own modules."""
         return Names(self.works.union(modules), self.records.union(modules))
 
     def work(self, name: str) -> Work:
         """The work of that name."""
-        found = self._found(name, self.works)
-        if not getattr(found, "__coterie_work__", False):
-            raise CodecError(f"{name} is no work")
+        try:
+            found: Work = find(name, self.works)
+        except UnknownWork as error:
+            raise CodecError(str(error)) from None
         return found
 
     def record(self, name: str) -> type[Any]:
         """The class of named tuples of that name."""
-        found = self._found(name, self.records)
-        if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-            raise CodecError(f"{name} is no named tuple")
-        return found
-
-    def _found(self, name: str, admitted: frozenset[str]) -> Any:
         module, sign, attribute = name.partition(":")
         package = module.rpartition(".")[0]
-        if not sign or not MODULE.fullmatch(module) or not MODULE.fullmatch(attribute):
+        if not sign or not DOTTED.fullmatch(module) or not DOTTED.fullmatch(attribute):
             raise CodecError(f"{name[:80]!r} is not of the form module:name")
-        if module not in admitted and f"{package}.*" not in admitted:
+        if module not in self.records and f"{package}.*" not in self.records:
             raise CodecError(f"{module} is not among the modules that are admitted here")
         try:
             found = vars(import_module(module))[attribute]
@@ -97,6 +92,8 @@ class Names:
             raise CodecError(f"there is no {name} here; is the same version of coterie installed?") from None
         if getattr(found, "__module__", None) != module:  # something that the module itself imported
             raise CodecError(f"{attribute} is not defined in {module}")
+        if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+            raise CodecError(f"{name} is no named tuple")
         return found
 
 

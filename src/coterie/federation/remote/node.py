@@ -178,7 +178,7 @@ class Node:
 
     def _done(self, order: Order, step: Step) -> Done:
         work = self.names.work(step.work)
-        static = Static(**step.static)
+        static = Static(**step.static).resolved_by(self.names.work)
         key = self.engine.sizes.new_tensor(step.draw)
         shared = self._here(step.shared)
         if step.at_target:

@@ -53,7 +53,7 @@ class Moments(NamedTuple):
         return torch.where(deviation > RARE_NUMBER * self.mean.abs(), deviation, 1.0)
 
 
-@work
+@work("files/column-moments", update=None, mode="sequential")
 def column_moments(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """Count, mean and squared deviations of a holder's columns of numbers, a block of rows at a time."""
     assert shard.train is not None
@@ -64,7 +64,7 @@ def column_moments(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return tuple(whole)
 
 
-@work
+@work("files/dictionary-size", update=None, mode="sequential")
 def dictionary_size(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """How many entries a holder's list of words has, and how long the longest word is in bytes."""
     assert shard.valid is not None
@@ -72,7 +72,7 @@ def dictionary_size(shard: Shard, shared: Tree, private: Tree, static: Static, d
     return torch.tensor([len(letters), int((letters != 0).sum(1).max()) if len(letters) else 0])
 
 
-@work
+@work("files/category-counts", update=None, mode="sequential")
 def category_counts(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """A holder's words in UTF-8 with the column each stands in and how often; padded with column −1."""
     assert shard.train is not None
@@ -90,10 +90,6 @@ def category_counts(shard: Shard, shared: Tree, private: Tree, static: Static, d
     column[: len(places)], sums[: len(places)] = places, counts
     words[: len(letters), : min(static.width, letters.shape[1])] = letters[:, : static.width]
     return column, words, sums
-
-
-for _work in (column_moments, dictionary_size, category_counts):  # rows are streamed, holder after holder
-    _work.__coterie_mode__ = "sequential"  # type: ignore[attr-defined]
 
 
 class Numeric(NamedTuple):

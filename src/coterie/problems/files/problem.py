@@ -4,16 +4,15 @@ The target's file is split, class by class, into rows that take part in the trai
 that judge the weights, and rows for the test (`test`). Alone, the target learns from all but the test rows.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from importlib import import_module
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from coterie.consent import resolve
 from coterie.errors import UsageError
 from coterie.federation import Ledger, Rows, Shard, Stack
 from coterie.numerics import Draw
@@ -227,7 +226,8 @@ def files(
 
     own and test are shares of the target's rows; the rest judges the weights. model is a network's name or
     package.module:factory, called with the shape of an input and the number of outputs; loss is auto, a name, or
-    package.module:function (outputs, labels) → one number a row. balance weighs classes by their inverse frequency.
+    package.module:function (outputs, labels) → one number per row. Such code must be admitted (`coterie.consent`).
+    balance weighs classes by their inverse frequency.
     """
     if own + test > 0.9:
         raise UsageError(
@@ -277,7 +277,7 @@ def network(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
         if known not in MODELS:
             build(known, (1,), 1, 0)  # says which names are near
         return lambda shape, outputs, seed: build(known, shape, outputs, seed)
-    factory = imported(name, "problem.model")
+    factory = resolve(name, "problem.model")
 
     def make(shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
         try:
@@ -303,24 +303,7 @@ def _loss(name: str) -> RowLoss | None:
     if name == "auto":
         return None
     if ":" in name:
-        return imported(name, "problem.loss")
+        return resolve(name, "problem.loss")
     if name not in LOSSES:
         Supervised.of(None, name)  # type: ignore[arg-type]  # says which names are near
     return LOSSES[name]
-
-
-def imported(name: str, setting: str) -> Callable[..., Any]:
-    """package.module:function, also from the working directory."""
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
-    try:
-        found = getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise UsageError(f"{setting}: {module} cannot be imported: {error}.") from None
-    except AttributeError:
-        raise UsageError(f"{setting}: {module} has no {attribute!r}.") from None
-    finally:
-        sys.path.remove("")
-    if not callable(found):
-        raise UsageError(f"{setting}: {name} is a {type(found).__name__}, not a function.")
-    return found

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -17,6 +18,7 @@ BLOCK = 20_000
 CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 DELIMITERS = ",;\t|"
+NUL = "\0"
 
 Values = np.ndarray | list[str | None]
 Block = dict[str, Values]
@@ -73,6 +75,28 @@ def columns_of(path: Path) -> list[str]:
 
 def blocks_of(path: Path, numeric: Sequence[str] = ()) -> Iterator[Block]:
     """The rows of a table, a block at a time. numeric names columns that should be numbers: tried the fast way."""
+    before = 0
+    for block in _blocks(path, numeric):
+        _check_text(block, before)
+        before += len(next(iter(block.values()), ()))
+        yield block
+
+
+def _check_text(block: Block, before: int) -> None:
+    """NUL is no text: a column of numpy's words loses it, and a word with it would be two different ones."""
+    for name, values in block.items():
+        if isinstance(values, list):
+            row = next((i for i, value in enumerate(values) if value is not None and NUL in value), None)
+            if row is not None:
+                raise _holds_nul(f"column {name!r} in row {before + row + 1:,}")
+
+
+def _holds_nul(where: str) -> Unreadable:
+    remedy = "Save the table as plain UTF-8 text; NUL is found in damaged files and in UTF-16."
+    return Unreadable(f"{where} holds a NUL character", remedy)
+
+
+def _blocks(path: Path, numeric: Sequence[str]) -> Iterator[Block]:
     form = form_of(path)
     if form == "csv":
         yield from _csv_blocks(path, frozenset(numeric))
@@ -99,6 +123,8 @@ def _header(path: Path, file: IO[str]) -> tuple[list[str], str]:
         raise _not_utf8(error, 1) from None
     except (OSError, EOFError) as error:
         raise Unreadable(f"cannot be read: {error}") from None
+    if NUL in first:
+        raise _holds_nul("the line of column names")
     if not first.strip():
         raise Unreadable("the file is empty", "A table has a line of column names, then a line a row.")
     delimiter = max(DELIMITERS, key=first.count)
@@ -225,7 +251,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, BadZipFile) as error:
         raise Unreadable(f"no readable NPZ: {error}", "Write it with numpy.savez(file, x=…, label=…).") from None
     if not arrays:
         raise Unreadable("the file is empty", "Write it with numpy.savez(file, x=…, label=…).")
@@ -330,7 +356,7 @@ def _picture(pillow: Any, file: Path, side: int | None) -> np.ndarray:
             if side is not None:
                 image = image.resize((side, side))
             array = np.asarray(image, dtype=np.uint8)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pillow.DecompressionBombError) as error:
         raise Unreadable(f"{file.name} is no readable picture: {error}") from None
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 

@@ -132,10 +132,9 @@ def open_encoder(name: str) -> Encoder:
     folder = encoder_folder(name)
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            network = AutoModel.from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, attn_implementation="eager"
-            )
+            safe = {"local_files_only": True, "trust_remote_code": False}  # a folder's own code is never run
+            tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+            network = AutoModel.from_pretrained(folder, use_safetensors=True, attn_implementation="eager", **safe)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UsageError(
             f"problem.encoder: {folder} cannot be read as an encoder: {str(error).splitlines()[0]}"
