@@ -81,8 +81,8 @@ def rows() -> list[tuple[str, str, str]]:
 
 def main() -> None:
     print("# Licences of dependencies\n")
-    print("coterie itself is Apache-2.0. It bundles none of these; pip installs them. Written by")
-    print("`python -m benchmarks.licences`, from what the packages state of themselves.\n")
+    print("coterie itself is Apache-2.0. It bundles none of these; pip installs them. `python -m benchmarks.licences`")
+    print("writes this page from what the packages state about themselves.\n")
     print("| package | licence | needed for |\n|---|---|---|")
     for name, text, group in rows():
         print(f"| {name} | {text} | {group} |")

@@ -1,13 +1,15 @@
 """Every Python snippet and every `coterie …` line of the README and the docs runs.
 
 The snippets of a page run in order, in one temporary directory and (Python) in one namespace, as a reader would type
-them. `<!-- no-run: reason -->` before a snippet leaves it out.
+them. `<!-- no-run: reason -->` before a snippet leaves it out. Every relative link leads to a file, and to a
+heading of it.
 """
 
 import os
 import re
 import shlex
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -101,7 +103,7 @@ class Reader:
         assert not code, f"{snippet.place}: coterie {shlex.join(arguments)}\n{said.getvalue()}"
 
 
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.exists()]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SNIPPETS = [snippet for page in PAGES for snippet in snippets(page)]
 
 
@@ -123,6 +125,47 @@ def test_the_readme_shows_the_library_and_the_command_line() -> None:
     readme = [snippet for snippet in SNIPPETS if snippet.page.name == "README.md" and snippet.reason is None]
     assert any(snippet.kind == "python" and "import coterie" in snippet.text for snippet in readme)
     assert any(list(commands(snippet.text)) for snippet in readme if snippet.kind != "python")
+
+
+LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
+CODE = re.compile(r"^[ ]*```.*?^[ ]*```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as the site makes it."""
+    plain = unicodedata.normalize("NFKD", heading.replace("`", "")).encode("ascii", "ignore").decode()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^[ ]*```.*?^[ ]*```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    broken = []
+    for link in LINK.finditer(text):
+        path, _, anchor = link["target"].partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        file = page.parent / path if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(link["target"])
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `code` – title\n[a](#a-code-title) [b](page.md#b) [c](none.md) `[d](none.md)` [e](https://x.org)\n"
+    )
+    assert broken_links(page) == ["page.md#b", "none.md"]
 
 
 PAGE = """

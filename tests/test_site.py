@@ -1,0 +1,72 @@
+"""The documentation site builds without a warning or a foreign asset, and its reference pages are complete."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+
+from coterie.cli.app import app
+from coterie.experiment.config import EngineTable, FaultsTable, FederationTable, PrivacyTable, RunTable
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PACKAGES = ("coterie", *(f"coterie.{name}" for name in ("methods", "problems", "federation", "numerics", "flower")))
+FOREIGN = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
+
+
+@pytest.mark.docs
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; pip install 'coterie[docs]'")
+def test_the_site_builds_without_a_warning_or_a_foreign_asset(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        assert FOREIGN.findall(page.read_text(encoding="utf-8")) == [], page.name
+    assert "cut" in (tmp_path / "site/reference/methods.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_an_entry(package: str) -> None:
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    pages = "\n".join(hooks["complete"](page.read_text(encoding="utf-8")) for page in (DOCS / "reference").glob("*.md"))
+    shown = set(re.findall(rf"^::: {re.escape(package)}\.(\w+)$", pages, re.MULTILINE))
+    public = set(import_module(package).__all__) - ({"methods"} if package == "coterie" else set())
+    assert shown == public
+
+
+def test_every_setting_is_on_its_page() -> None:
+    tables = {
+        "run": RunTable,
+        "federation": FederationTable,
+        "faults": FaultsTable,
+        "privacy": PrivacyTable,
+        "engine": EngineTable,
+    }
+    page = (DOCS / "settings.md").read_text(encoding="utf-8")
+    for name, table in tables.items():
+        section = page.partition(f"## `[{name}]`")[2].partition("\n## ")[0]
+        rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+        listed = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+        assert sorted(listed) == sorted(table.model_fields), name
+
+
+def test_every_command_is_on_its_page() -> None:
+    root = typer.main.get_command(app)
+    commands = {
+        f"coterie {name} {inner}".rstrip()
+        for name, command in root.commands.items()
+        for inner in getattr(command, "commands", {"": None})
+    }
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(coterie [^`]+)` \|", page, re.MULTILINE)) == commands
