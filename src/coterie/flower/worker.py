@@ -58,7 +58,7 @@ def _node(how: dict[str, Any]) -> Any:
     torch.set_num_threads(int(os.environ.get("COTERIE_THREADS", "1")))
     module, _, name = how["load"].partition(":")
     found = getattr(import_module(module), name)(how["node_config"], how["run_config"])
-    path = how["node_config"].get("policy") or how["policy"]
+    path = how["node_config"].get("policy") or how.get("policy")
     if isinstance(found, Node):
         found.policy = node_policy(path, found.policy)
         return found

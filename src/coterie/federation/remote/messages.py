@@ -146,7 +146,7 @@ def card_fault(card: Any) -> str | None:
         return "its card has clients or rows that are no whole numbers"
     if not card.clients or len(card.clients) != len(card.rows) or len(set(card.clients)) != len(card.clients):
         return "its card does not declare one number of rows for each of its clients"
-    if type(card.has_target) is not bool or type(card.shares_memory) is not bool:
+    if not _all_are((card.has_target, card.shares_memory), bool):
         return "its card has a flag that is no truth value"
     if type(card.columns) is not tuple or not all(_is_column(column) for column in card.columns):
         return "its card has columns that are no pairs of a dtype and a shape"

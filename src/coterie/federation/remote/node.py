@@ -153,6 +153,10 @@ class Node:
             return encode(Reply(number, Trouble(CLIENT_ERROR, f"{type(error).__name__}: {first}"[:REASON])))
 
     def _order(self, data: bytes) -> Order:
+        if len(data) > self.policy.message:
+            raise PolicyError(
+                f"an order of {len(data)} bytes exceeds message = {self.policy.message}; raise message in the policy"
+            )
         limits = self.limits._replace(bytes=min(self.limits.bytes, self.policy.message))
         order: Order = decode(data, self.names, limits)
         if (fault := order_fault(order)) is not None:
