@@ -61,9 +61,16 @@ def drive(method: str, rounds: int, seed: int, copies: int = 20) -> Driven:
         return made[0]
 
     federation = {"mode": "sequential", "patience": 0.01, "timeout": 1e-6, "norm": 1e6, **SCENES[method]}
-    run = {"method": method, "problem": "quadratic", "rounds": rounds, "threads": 1, "baselines": [], "engine": "flower"}
+    run = {
+        "method": method,
+        "problem": "quadratic",
+        "rounds": rounds,
+        "threads": 1,
+        "baselines": [],
+        "engine": "flower",
+    }
     problem = {"clients": CLIENTS, "friends": 2, "dimension": 4, "rows": 12}
-    config = resolve({"run": {**run, "seed": seed}, "problem": problem, "federation": federation})
+    config = resolve({"run": {**run, "seed": seed, "baselines": []}, "problem": problem, "federation": federation})
     return Driven(run_rounds(assemble(config, network), None), made[0].frames)
 
 

@@ -19,8 +19,10 @@ def check(driven: Driven, scene: Collection[str]) -> None:
         assert event["event"] in KINDS
         assert len(event["reason"]) <= 400
         assert event["reason"].isprintable()
-        # a hostile node may claim to be an honest client, and is refused; nothing else names one
-        assert event.get("client") not in HONEST or event["event"] == "refused"
+        # a hostile node may claim to be an honest client, and is refused; nothing else names one, unless a hostile
+        # target has led the model to where an honest result is not finite
+        led_astray = "target" in scene and event["reason"] == "not finite"
+        assert event.get("client") not in HONEST or event["event"] == "refused" or led_astray
     skipped = [event for event in driven.result.events if event["event"] == "skipped"]
     assert all("the target, client 2" in event["reason"] for event in skipped)
 

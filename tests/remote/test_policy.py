@@ -117,10 +117,10 @@ def test_orders_are_counted_by_run_and_runs_by_day_over_restarts(tmp_path: Path)
     assert isinstance(reply("b", 5), Done)
     assert "runs = 2" in reply("c", 6).reason
     tally, now = Tally(tmp_path), time.time()
-    tally.add("c", policy, now + 90_000.0)  # a day later
+    for _ in range(3):
+        tally.add("c", policy, now + 90_000.0)  # a day later
     with pytest.raises(PolicyError, match="orders"):
-        for _ in range(3):
-            tally.add("c", policy, now + 90_000.0)
+        tally.add("c", policy, now + 90_000.0)
     (tmp_path / "orders.json").write_text("[1")
     with pytest.raises(UsageError, match="damaged"):
         Tally(tmp_path)

@@ -99,6 +99,7 @@ class Expectations:
         shared, memory = _first(call.shared), _memory_of(call)
         key = call.work, at_target, _text_of(shared), _text_of(memory)
         few = [Static(**_lowered(call.static, count)) for count in (2, 3)]
+        few = few[:1] if _settings(few[0]) == _settings(few[1]) else few
         form = self._cached((*key, *map(_settings, few)), lambda: self._common(call, few, shared, memory, at_target))
         if form is None:
             form = self._cached((*key, _settings(call.static)), lambda: self._own(call, shared, memory, at_target))
@@ -123,7 +124,7 @@ class Expectations:
             forms = [self._run(call, static, shared, memory, at_target) for static in few]
         except Exception:  # so few steps or rows may be too few for a work of the user's
             return None
-        return forms[0] if forms[0] == forms[1] else None
+        return forms[0] if forms[0] == forms[-1] else None
 
     def _own(self, call: Call, shared: Tree, memory: Tree, at_target: bool) -> Form:
         """The form that the work has with the settings as they are."""
