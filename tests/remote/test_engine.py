@@ -189,6 +189,14 @@ def test_too_few_at_the_start_is_an_error_with_the_remedy() -> None:
         engine.connect()
 
 
+def test_a_node_of_another_version_is_reported_with_its_reason() -> None:
+    def old(node: Any, order: bytes, reply: bytes) -> bytes:
+        return encode(Reply(0, Trouble("refused", "the server speaks protocol 2, this node 1")))
+
+    with pytest.raises(RunError, match=r"0 of 2 clients.*a node was not let in: it says: the server speaks protocol 2"):
+        federation(2, change=old)
+
+
 def test_a_second_claim_to_a_client_and_other_lies_are_refused_and_named() -> None:
     fed, transport, engine = federation(3)
     transport.here["impostor"] = node(1)
