@@ -48,7 +48,7 @@ class Measured(Server):
             return collab.get_clients([site])(blocking=False, timeout=timeout, optional=True).handle(order)
 
         transport = FlareTransport(call, dict.fromkeys(sites), lambda: False)
-        hello = encode(Order(PROTOCOL, 1, "whoami", "bench", (), (), ()))
+        hello = encode(Order(PROTOCOL, 1, "whoami", "bench", (), None, ()))
         transport.exchange(dict.fromkeys(sites, hello), sites, 120.0)  # compute processes start
         found = []
         for floats in SIZES:

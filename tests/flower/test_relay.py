@@ -17,7 +17,7 @@ from coterie.federation.remote.codec import Names, decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Card, Order
 from coterie.flower import relay
 
-WHO = encode(Order(PROTOCOL, 1, "whoami", "r", (), (), ()))
+WHO = encode(Order(PROTOCOL, 1, "whoami", "r", (), None, ()))
 
 
 @pytest.fixture

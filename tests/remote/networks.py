@@ -6,7 +6,7 @@ from typing import Any
 
 from coterie.experiment.build import Network
 from coterie.experiment.config import Config
-from coterie.federation.remote import Address, InProcess, Message, Node, Store, Trouble, node_for
+from coterie.federation.remote import PERMISSIVE, Address, InProcess, Message, Node, Store, Trouble, node_for
 
 
 def nodes(config: Config, problem: Any, *, folder: Path | None = None, **options: Any) -> dict[Address, Node]:
@@ -19,7 +19,7 @@ def nodes(config: Config, problem: Any, *, folder: Path | None = None, **options
             target=problem.target if at == k else None,
             store=Store(folder and folder / str(k)),
             shares_memory=True,
-            **options,
+            **{"policy": PERMISSIVE, **options},
         )
         for k in range(problem.clients)
     }

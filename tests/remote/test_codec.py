@@ -114,7 +114,7 @@ def test_named_tuples_of_methods_keep_their_type() -> None:
     walk = Walk(0.1, 2, 0.5, 10, 4)
     anchor = Anchor(torch.ones(2), torch.zeros(2), torch.ones(2), (torch.ones(1),))
     order = Order(
-        PROTOCOL, 3, "run", "r", (1,), (Step("m:f", {"walk": walk}, -5, Each(torch.ones(1, 2)), None, False),), ((7,),)
+        PROTOCOL, 3, "run", "r", (1,), Step("m:f", {"walk": walk}, -5, Each(torch.ones(1, 2)), None, False), ((7,),)
     )
     past = Past((0,), (9,), anchor)
     for value in (walk, anchor, order, past):
@@ -248,7 +248,7 @@ def test_thousands_of_mutated_messages_never_raise_anything_else() -> None:
         "coterie.methods.works:gradient", {"batch": 3, "w": walk}, 7, (torch.ones(3), Each(torch.eye(2))), None, False
     )
     originals = [
-        encode(Order(PROTOCOL, 1, "run", "r", (0, 1), (step,), ((3,), ()))),
+        encode(Order(PROTOCOL, 1, "run", "r", (0, 1), step, ((3,), ()))),
         encode(Reply(4, (torch.randn(2, 5), {"a": [torch.arange(3), None, math.inf]}))),
         encode(Sparse(torch.ones(2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.int32))),
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from networks import nodes
-from test_engine import DRAW, NAMES, kinds, node, total
+from test_engine import DRAW, NAMES, engine_of, kinds, node, total
 from test_methods import EVERY, config_of
 
 from coterie.errors import RunError, UsageError
@@ -18,7 +18,7 @@ from coterie.experiment.build import assemble, fitting, node_of
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
-from coterie.federation.remote import Address, Node, Policy, RemoteEngine, Store
+from coterie.federation.remote import Address, Node, Policy, Store
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Order
 from coterie.nvflare_engine.compute import Compute, Lost, opened, sealed
@@ -54,7 +54,7 @@ def transport_to(here: dict[Address, Node], fails: Failing = lambda site, order:
 
 def federation(fails: Failing, n: int = 3) -> tuple[Federation, FlareTransport]:
     transport = transport_to({f"site-{k}": node(k) for k in range(n)}, fails)
-    engine = RemoteEngine(transport, n, None, names=NAMES, policy=Policy(timeout=0.1, patience=0.5))
+    engine = engine_of(transport, n, policy=Policy(timeout=0.1, patience=0.5))
     engine.connect()
     return Federation.on(engine, book=engine.book), transport
 
@@ -151,7 +151,7 @@ def test_a_new_job_is_whole_and_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_the_compute_process_answers_and_one_that_is_killed_is_replaced(tmp_path: Path) -> None:
     config = config_of(next(c for c in EVERY if (c.method, c.problem) == ("ditto", "quadratic")))
     compute = Compute({"config": config.as_toml(), "client": 3, "memory": str(tmp_path), "load": "", "site": "site-4"})
-    order = encode(Order(PROTOCOL, 1, "whoami", "r", (), (), ()))
+    order = encode(Order(PROTOCOL, 1, "whoami", "r", (), None, ()))
     try:
         assert compute.ask(order) == node_of(config, (3,)).handle(order)
         first = compute.process

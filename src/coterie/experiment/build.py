@@ -30,7 +30,7 @@ from coterie.federation.channel import Compression
 from coterie.federation.faults import Faults, Faulty
 from coterie.federation.local import Mode
 from coterie.federation.privacy import Mechanism, composed, epsilon, library, unamplified
-from coterie.federation.remote import Names, Node, Policy, RemoteEngine, Store, Transport, node_for
+from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
 from coterie.federation.work import Handle, lent
 from coterie.methods import Method
 from coterie.methods.compressed import compressed
@@ -92,11 +92,13 @@ def statistics_privacy(config: Config) -> StatisticsPrivacy | None:
 def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None, mode: Mode = "sequential") -> Node:
     """The node of some clients of a configured problem, for trying a network out: it keeps their rows alone.
 
-    What clients remember is kept in the folder too, and shown to the server, for its records.
+    What clients remember is kept in the folder too, and shown to the server, for its records. The server has all rows
+    itself, so the node does whatever it is asked (`PERMISSIVE`).
     """
     problem = make_problem(config)
     target = problem.target if config.federation.target in clients else None
-    return node_for(problem, clients, target=target, mode=mode, store=Store(folder), shares_memory=True)
+    options: dict[str, Any] = {"store": Store(folder), "shares_memory": True, "policy": PERMISSIVE}
+    return node_for(problem, clients, target=target, mode=mode, **options)
 
 
 def fitting(config: Config) -> tuple[Any, Method]:
@@ -216,14 +218,27 @@ def _digest(settings: Mapping[str, Any]) -> str:
 
 
 def federate_remotely(
-    problem: Any, table: FederationTable, transport: Transport, run: str, modules: tuple[str, ...] = ()
+    problem: Any,
+    table: FederationTable,
+    transport: Transport,
+    run: str,
+    modules: tuple[str, ...] = (),
+    *,
+    own_rows: bool = False,
 ) -> tuple[Federation, dict[str, Any]]:
-    """The federation of a problem whose clients are at nodes, connected. `modules` are one's own, with works."""
+    """The federation of a problem whose clients are at nodes, connected.
+
+    Args:
+        modules: modules of one's own, with works
+        own_rows: whether the nodes bring rows of their own; else the server knows how many each client has
+    """
     _check_table(problem, table)
     engine = RemoteEngine(
         transport,
-        problem.clients,
         problem.task,
+        problem.train,
+        problem.valid,
+        own_sizes=not own_rows and not getattr(transport, "own_rows", False),
         run=run,
         target=problem.target,
         target_at=table.target,

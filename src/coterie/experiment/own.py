@@ -21,7 +21,7 @@ from coterie.experiment.checkpoint import available
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table, clipped
 from coterie.experiment.files import make_folder, sole_user, write_atomically
 from coterie.experiment.loop import Observer, Result, run_rounds
-from coterie.federation.remote import Names, Node, Store, Transport, node_for
+from coterie.federation.remote import Names, Node, NodePolicy, Store, Transport, node_for
 from coterie.methods import Method
 from coterie.problems.models import FlatModel
 from coterie.problems.task import RowLoss
@@ -45,8 +45,16 @@ class ClientData(NamedTuple):
     l2: float = 0.0
     dtype: str = "float32"
 
-    def node(self, client: int, *, modules: tuple[str, ...], store: Store, shares_memory: bool) -> Node:
-        """The node of this client alone."""
+    def node(
+        self,
+        client: int,
+        *,
+        modules: tuple[str, ...],
+        store: Store,
+        shares_memory: bool,
+        policy: NodePolicy = NodePolicy(),  # noqa: B008
+    ) -> Node:
+        """The node of this client alone, which answers what its policy admits."""
         problem = weighting(
             [self.train],
             self.valid,
@@ -57,7 +65,7 @@ class ClientData(NamedTuple):
             dtype=getattr(torch, self.dtype),
         )
         names = Names().with_modules(*modules)
-        node = node_for(problem, (0,), target=problem.target, names=names, store=store)
+        node = node_for(problem, (0,), target=problem.target, names=names, store=store, policy=policy)
         node.clients, node.shares_memory = (client,), shares_memory
         return node
 
@@ -112,7 +120,7 @@ def run_here(
     check_needs(method, problem, OWN)
     check_deployable(config, method, problem)
     method, table = with_screened_copies(method, config)
-    fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules)
+    fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules, own_rows=True)
     config = config.with_federation(**chosen)
     problem = replace(problem, train=replace(problem.train, counts=fed.sizes.clamp(min=1)))
     make_folder(folder)

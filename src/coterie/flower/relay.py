@@ -36,17 +36,21 @@ def client_app(
     shares_memory: bool = False,
     state: str | None = None,
     idle: float = 900.0,
+    policy: str | None = None,
 ) -> ClientApp:
     """A ClientApp that runs coterie's works on its node's own rows.
 
     load_shard(node_config, run_config) returns a `ClientData`; give it as "module:function", so that this process need
     not import it. `modules` are one's own modules with works. With `shares_memory` the server may ask what the client
-    remembers. `state` is the folder where that is kept (default: below the user's state directory, by node).
+    remembers. `state` is the folder where that is kept (default: below the user's state directory, by node). `policy`
+    is the path of a TOML file at the node that says what a server may ask for (`NodePolicy`). A file that the node's
+    operator names, by `--node-config 'policy="…"'` or in the variable COTERIE_NODE_POLICY, comes before it.
     """
     if not isinstance(load_shard, str):
         load_shard = f"{load_shard.__module__}:{load_shard.__qualname__}"
     app = ClientApp()
     how = {"load": load_shard, "modules": list(modules), "shares_memory": shares_memory, "state": state, "idle": idle}
+    how["policy"] = policy
 
     @app.query(KIND)
     def relay(message: Message, context: Context) -> Message:

@@ -53,17 +53,19 @@ def _node(how: dict[str, Any]) -> Any:
     """What the project's loader gives, as a node."""
     import torch
 
-    from coterie.federation.remote import Node, Store
+    from coterie.federation.remote import Node, Store, node_policy
 
     torch.set_num_threads(int(os.environ.get("COTERIE_THREADS", "1")))
     # the node's own app names its loader in its code (`client_app`), and thereby admits it
     load = resolve(how["load"], "load_shard", [how["load"].partition(":")[0]])
     found = load(how["node_config"], how["run_config"])
+    path = how["node_config"].get("policy") or how.get("policy")
     if isinstance(found, Node):
+        found.policy = node_policy(path, found.policy)
         return found
     client = int(how["node_config"]["partition-id"])
-    store = Store(state_folder(how["state"], client))
-    return found.node(client, modules=tuple(how["modules"]), store=store, shares_memory=how["shares_memory"])
+    options = {"modules": tuple(how["modules"]), "shares_memory": how["shares_memory"], "policy": node_policy(path)}
+    return found.node(client, store=Store(state_folder(how["state"], client)), **options)
 
 
 def state_folder(folder: str | None, client: int) -> Path:

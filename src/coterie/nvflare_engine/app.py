@@ -71,7 +71,7 @@ class Server:
         def network(*_: Any) -> FlareTransport:
             # FLARE knows a site by its certificate
             clients = {site: client_of(site, sites) for site in sites if site in there}
-            return FlareTransport(call, clients, lambda: bool(collab.is_aborted))
+            return FlareTransport(call, clients, lambda: bool(collab.is_aborted), own_rows=how["own_rows"])
 
         if (folder / "config.toml").is_file() and not how["force"]:
             return experiment.resume(folder, unwatched, network=network)

@@ -94,20 +94,23 @@ def _node(how: dict[str, Any]) -> Any:
     """The node of this site: of a configured problem, or of the rows that the project's own loader gives."""
     import torch
 
-    from coterie.federation.remote import Node, Store
+    from coterie.federation.remote import Node, Store, node_policy
 
     torch.set_num_threads(int(os.environ.get("COTERIE_THREADS", "1")))
     folder = Path(how["memory"]) / f"client-{how['client']}" if how["memory"] else None
     if not how["load"]:
         from coterie.experiment.build import node_of
 
-        return node_of(read(how["config"]), (how["client"],), folder=folder)
+        node = node_of(read(how["config"]), (how["client"],), folder=folder)
+        node.policy = node_policy(how.get("policy"), node.policy)
+        return node
     module = how["load"].partition(":")[0]
     found = resolve(how["load"], "load", [module] if _came_with_the_job(module) else None)(how["site"])
     if isinstance(found, Node):
+        found.policy = node_policy(how.get("policy"), found.policy)
         return found
-    store = Store(folder)
-    return found.node(how["client"], modules=tuple(how["modules"]), store=store, shares_memory=how["shares_memory"])
+    options = {"modules": tuple(how["modules"]), "shares_memory": how["shares_memory"]}
+    return found.node(how["client"], store=Store(folder), policy=node_policy(how.get("policy")), **options)
 
 
 def _came_with_the_job(module: str) -> bool:

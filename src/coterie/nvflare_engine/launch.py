@@ -75,16 +75,19 @@ def recipe(
     shares_memory: bool = False,
     minimum: int | None = None,
     files: tuple[str, ...] = (),
+    policy: str = "",
 ) -> CollabRecipe:
     """The job of a run. Site number k is client k.
 
     Without `load`, every site builds the configured problem and keeps the rows of its client; with "module:function",
     that gives a site its own rows. `files` go with the job. It begins when `minimum` sites are there, all by default:
-    FLARE lets nobody in later.
+    FLARE lets nobody in later. `policy` is the path of a TOML file at the sites that says what a server may ask for;
+    the variable COTERIE_NODE_POLICY of a site comes before it.
     """
     here = {"sites": sites, "config": config}
-    server = {**here, "folder": folder, "answer": answer, "force": force}
+    server = {**here, "folder": folder, "answer": answer, "force": force, "own_rows": bool(load)}
     client = {**here, "memory": memory, "load": load, "modules": list(modules), "shares_memory": shares_memory}
+    client["policy"] = policy
     job = CollabRecipe(
         name, Server(sealed(server)), Client(sealed(client)), sync_task_timeout=300, min_clients=minimum or len(sites)
     )

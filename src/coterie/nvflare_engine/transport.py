@@ -26,14 +26,22 @@ Call = Callable[[str, bytes, float], Stream]
 
 
 class FlareTransport:
-    """The sites of a job. `call` sends an order to a site and does not wait; `clients` says which client a site is.
+    """The sites of a job. `call` sends an order to a site and does not wait; `clients` says which client a site is;
+    with `own_rows` sites bring rows of their own, whose numbers the server does not know.
 
     All sites are listed, also those that cannot be reached: the engine gives them no work until they say who they are,
     and does not wait for that.
     """
 
-    def __init__(self, call: Call, clients: Mapping[str, int | None], aborted: Callable[[], bool]) -> None:
-        self.call, self.aborted = call, aborted
+    def __init__(
+        self,
+        call: Call,
+        clients: Mapping[str, int | None],
+        aborted: Callable[[], bool],
+        *,
+        own_rows: bool = False,
+    ) -> None:
+        self.call, self.aborted, self.own_rows = call, aborted, own_rows
         self.clients: dict[Address, int | None] = dict(clients.items())
         self._pending: list[tuple[str, Stream]] = []
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.federation.local import LocalEngine, Mode
-from coterie.federation.remote import Node
+from coterie.federation.remote import PERMISSIVE, Node
 from coterie.federation.remote.node import part_of
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.ray_engine.memory import LIMITS, Bytes, Carried, as_array
@@ -59,7 +59,9 @@ class Group:
         valid = None if cargo.valid is None else _unpacked(cargo.valid, cargo.padding[1])
         engine = LocalEngine(cargo.task, train, valid, target, cargo.mode, cargo.chunk)
         self.store = Carried()
-        self.node = Node(engine, cargo.clients, limits=LIMITS, store=self.store, shares_memory=True)
+        # one owner has the cluster and all rows: the actor does whatever it is asked
+        options: dict[str, Any] = {"limits": LIMITS, "store": self.store, "shares_memory": True, "policy": PERMISSIVE}
+        self.node = Node(engine, cargo.clients, **options)
 
     def handle(self, head: bytes, tail: Bytes | None) -> tuple[bytes | Bytes, tuple[str, Bytes] | None, list[str]]:
         """The reply to an order, what clients remember anew, and which bundles of that are still in use."""

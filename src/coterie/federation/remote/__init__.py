@@ -1,12 +1,16 @@
 """Clients at nodes: codec, node and engine without any particular network."""
 
 from coterie.federation.remote.codec import CodecError, Limits, Message, Names
-from coterie.federation.remote.engine import Address, Policy, RemoteEngine, Transport
+from coterie.federation.remote.engine import RemoteEngine
+from coterie.federation.remote.exchange import Policy, Transport
+from coterie.federation.remote.homes import Address
 from coterie.federation.remote.inprocess import InProcess
 from coterie.federation.remote.messages import Trouble
 from coterie.federation.remote.node import Node, Store, node_for
+from coterie.federation.remote.policy import PERMISSIVE, NodePolicy, node_policy
 
 __all__ = [
+    "PERMISSIVE",
     "Address",
     "CodecError",
     "InProcess",
@@ -14,10 +18,12 @@ __all__ = [
     "Message",
     "Names",
     "Node",
+    "NodePolicy",
     "Policy",
     "RemoteEngine",
     "Store",
     "Transport",
     "Trouble",
     "node_for",
+    "node_policy",
 ]

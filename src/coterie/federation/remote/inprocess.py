@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from coterie.federation.remote.codec import Message
-from coterie.federation.remote.engine import Address
+from coterie.federation.remote.homes import Address
 from coterie.federation.remote.messages import Trouble
 from coterie.federation.remote.node import Node
 

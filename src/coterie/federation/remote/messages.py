@@ -1,13 +1,18 @@
 """What goes over the wire: orders to a node and its replies. `codec` encodes them; a node holds one client or several.
 
 Rows that belong to clients (of `Each` values, of memory, of results) are stacked in the order of `Order.clients`.
+Whoever receives a message checks the exact type of every field with its `*_fault` function before using any.
 """
 
 from typing import Any, NamedTuple
 
+from coterie.federation.remote.codec import DTYPES
 from coterie.federation.tree import Tree
 
-PROTOCOL = 1
+PROTOCOL = 2
+REASON = 300  # characters of a reason that are reported
+REFUSED, FORGOTTEN, CLIENT_ERROR = "refused", "forgotten", "client error"
+TROUBLES = (REFUSED, FORGOTTEN, CLIENT_ERROR)  # all that a node may report
 
 
 class Past(NamedTuple):
@@ -30,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a node shall do: "whoami", "run" the steps, or "recall" the memory of versions (in `alive`).
+    """What a node shall do: "whoami", "run" the step, or "recall" the memory of versions (in `alive`).
 
     A node may forget all versions of a run that are not in `alive`, by client.
     """
@@ -40,7 +45,7 @@ class Order(NamedTuple):
     kind: str
     run: str
     clients: tuple[int, ...]
-    steps: tuple[Step, ...]
+    step: Step | None
     alive: tuple[tuple[int, ...], ...]
 
 
@@ -70,7 +75,110 @@ class Card(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answer to the order of that number: a Done for each step, a Card, memory rows, or a Trouble."""
+    """The reply to the order of that number: a Done, a Card, memory rows, or a Trouble."""
 
     number: int
     content: Any
+
+
+def order_fault(order: Any) -> str | None:
+    """What is wrong with the fields of an order, or None."""
+    if type(order) is not Order or type(order.protocol) is not int:
+        return "this is no order"
+    if order.protocol != PROTOCOL:
+        return (
+            f"the server uses protocol {order.protocol} and this node protocol {PROTOCOL}; "
+            "install the same version of coterie on both sides"
+        )
+    if type(order.number) is not int or type(order.kind) is not str or type(order.run) is not str:
+        return "a field of the order has a wrong type"
+    if not _all_are(order.clients, int) or not _all_are(order.alive, tuple):
+        return "a field of the order has a wrong type"
+    if not all(_all_are(versions, int) for versions in order.alive):
+        return "a field of the order has a wrong type"
+    if len(set(order.clients)) != len(order.clients):
+        return "a client is named twice"
+    if not order.run.isalnum() or not order.run.isascii() or len(order.run) > 64:
+        return "a run is named by at most 64 letters and digits"
+    return _step_fault(order.step, len(order.clients)) if order.kind == "run" else None
+
+
+def _step_fault(step: Any, clients: int) -> str | None:
+    if type(step) is not Step or type(step.work) is not str or type(step.draw) is not int:
+        return "a field of the order's step has a wrong type"
+    if type(step.static) is not dict or type(step.at_target) is not bool:
+        return "a field of the order's step has a wrong type"
+    past = step.memory
+    if past is None:
+        return None
+    if type(past) is not Past or not _all_are(past.before, int) or not _all_are(past.after, int):
+        return "versions of memory are whole numbers"
+    if not len(past.before) == len(past.after) == clients:
+        return "versions of memory must be named for every client"
+    return None
+
+
+def reply_fault(reply: Any) -> str | None:
+    """What is wrong with the fields of a reply, whatever its content is, or None."""
+    if type(reply) is not Reply or type(reply.number) is not int:
+        return "its reply is something else"
+    if type(reply.content) is Trouble:
+        return trouble_fault(reply.content)
+    return None
+
+
+def trouble_fault(trouble: Any) -> str | None:
+    """What is wrong with the fields of a trouble that a node reports, or None."""
+    if type(trouble) is not Trouble:
+        return "its reply is something else"
+    if type(trouble.kind) is not str or type(trouble.reason) is not str or not _all_are(trouble.clients, int):
+        return "its reply is a trouble with fields of a wrong type"
+    if trouble.kind not in TROUBLES:
+        return "its reply is a trouble of an unknown kind"
+    return None
+
+
+def card_fault(card: Any) -> str | None:
+    """What is wrong with the fields of a card, or None."""
+    if type(card) is not Card:
+        return "it is no card"
+    if not _all_are(card.clients, int) or not _all_are(card.rows, int):
+        return "its card has clients or rows that are no whole numbers"
+    if not card.clients or len(card.clients) != len(card.rows) or len(set(card.clients)) != len(card.clients):
+        return "its card does not declare one number of rows for each of its clients"
+    if not _all_are((card.has_target, card.shares_memory), bool):
+        return "its card has a flag that is no truth value"
+    if type(card.columns) is not tuple or not all(_is_column(column) for column in card.columns):
+        return "its card has columns that are no pairs of a dtype and a shape"
+    return None
+
+
+def done_fault(done: Any, kept: int) -> str | None:
+    """What is wrong with the fields of a result, except its values; `kept` is the number of flags it must have."""
+    if type(done) is not Done:
+        return "its reply is something else"
+    if not _all_are(done.kept, bool):
+        return "its reply has flags of memory that are no truth values"
+    if len(done.kept) != kept:
+        return f"its reply has {len(done.kept)} flags of memory, not {kept}"
+    return None
+
+
+def cleaned(text: str) -> str:
+    """A text of a client as it may be shown: one line, printable, of at most `REASON` characters."""
+    return "".join(c if c.isprintable() else " " for c in text[: 4 * REASON])[:REASON]
+
+
+def _all_are(values: Any, kind: type) -> bool:
+    """Whether this is a tuple of exactly that type; a truth value is no whole number."""
+    return type(values) is tuple and all(type(value) is kind for value in values)
+
+
+def _is_column(column: Any) -> bool:
+    return (
+        type(column) is tuple
+        and len(column) == 2
+        and type(column[0]) is str
+        and column[0] in DTYPES
+        and _all_are(column[1], int)
+    )

@@ -1,8 +1,8 @@
 """A node: the side of the clients, without any transport. `Node.handle` takes the bytes of an order and returns those
 of the reply, whatever comes; a transport only carries them.
 
-A node holds the rows of one client or of several. It runs works of admitted modules only, keeps client memory in
-versions that never change, and repeats its last reply when an order is repeated.
+A node holds the rows of one client or of several. It runs works of admitted modules only and within its policy, keeps
+client memory in versions that never change, and repeats its last reply when an order is repeated.
 """
 
 import os
@@ -19,14 +19,27 @@ from torch import Tensor
 from coterie.federation.api import Call
 from coterie.federation.local import LocalEngine
 from coterie.federation.remote.codec import WORDS, CodecError, Limits, Names, decode, encode
-from coterie.federation.remote.messages import PROTOCOL, Card, Done, Order, Past, Reply, Step, Trouble
+from coterie.federation.remote.messages import (
+    CLIENT_ERROR,
+    FORGOTTEN,
+    REASON,
+    REFUSED,
+    Card,
+    Done,
+    Order,
+    Past,
+    Reply,
+    Step,
+    Trouble,
+    order_fault,
+)
+from coterie.federation.remote.policy import NodePolicy, PolicyError, Tally, named_works, stopped_after
 from coterie.federation.shards import Shard, Stack
 from coterie.federation.tree import Tree, joined, row, stack, tensors, tree_map
-from coterie.federation.work import Each, Memory, Static
+from coterie.federation.work import Each, Memory, Static, Work, name_of
 from coterie.numerics import Draw
 
 RUNS = 8  # a node keeps the memory of so many runs
-REASON = 300  # characters of an error that are told
 
 
 class Refused(Exception):
@@ -105,7 +118,7 @@ class Numbered(Draw):
 class Node:
     """The rows of `clients` (one part of the engine's stacks each, in this order) and what they remember.
 
-    With `shares_memory` the server may ask for client memory, for its records.
+    With `shares_memory` the server may ask for client memory, for its records. `policy` limits what it may ask for.
     """
 
     engine: LocalEngine
@@ -114,7 +127,11 @@ class Node:
     limits: Limits = field(default_factory=Limits)
     store: Store = field(default_factory=Store)
     shares_memory: bool = False
+    policy: NodePolicy = field(default_factory=NodePolicy)
     _last: tuple[bytes, bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self._tally = Tally(self.store.folder)
 
     def handle(self, data: bytes) -> bytes:
         """The reply to an order. Never raises: what goes wrong is a reply too."""
@@ -129,41 +146,66 @@ class Node:
             return reply
         except Refused as refused:
             return encode(Reply(number, refused.trouble))
-        except CodecError as error:
-            return encode(Reply(number, Trouble("refused", str(error)[:REASON])))
+        except (CodecError, PolicyError) as error:
+            return encode(Reply(number, Trouble(REFUSED, str(error)[:REASON])))
         except Exception as error:  # a work of the user's may fail in any way; the server shall know, and go on
             first = (str(error).splitlines() or [""])[0]
-            return encode(Reply(number, Trouble("client error", f"{type(error).__name__}: {first}"[:REASON])))
+            return encode(Reply(number, Trouble(CLIENT_ERROR, f"{type(error).__name__}: {first}"[:REASON])))
 
     def _order(self, data: bytes) -> Order:
-        order = decode(data, self.names, self.limits)
-        if not isinstance(order, Order) or not isinstance(order.protocol, int):
-            raise Refused("refused", "this is no order")
-        if order.protocol != PROTOCOL:
-            raise Refused("refused", f"the server speaks protocol {order.protocol}, this node {PROTOCOL}")
-        whole = _are(order.clients, int) and all(_are(versions, int) for versions in order.alive)
-        if not (isinstance(order.number, int) and whole and _are(order.steps, Step) and isinstance(order.run, str)):
-            raise Refused("refused", "a field of the order has a wrong type")
-        if not order.run.isalnum() or not order.run.isascii():
-            raise Refused("refused", "a run is named by letters and digits")
+        if len(data) > self.policy.message:
+            raise PolicyError(
+                f"an order of {len(data)} bytes exceeds message = {self.policy.message}; raise message in the policy"
+            )
+        limits = self.limits._replace(bytes=min(self.limits.bytes, self.policy.message))
+        order: Order = decode(data, self.names, limits)
+        if (fault := order_fault(order)) is not None:
+            raise Refused(REFUSED, fault)
         if order.kind != "whoami" and (unknown := set(order.clients) - set(self.clients)):
-            raise Refused("refused", f"this node does not hold client {min(unknown)}")
+            raise Refused(REFUSED, f"this node does not hold client {min(unknown)}")
         return order
 
     def _content(self, order: Order) -> Any:
         if order.kind == "whoami":
             return self.card()
-        if len(order.alive) != len(order.clients):
-            raise Refused("refused", "versions must be named for every client")
+        if len(order.alive) != len(order.clients) or not order.clients:
+            raise Refused(REFUSED, "versions must be named for every client")
         if order.kind == "recall":
             return self._recalled(order)
-        if order.kind != "run":
-            raise Refused("refused", f"{order.kind[:40]!r} is nothing that a node can do")
-        done = tuple(self._done(order, step) for step in order.steps)
-        made = [s.memory.after for s in order.steps if s.memory]
-        alive = enumerate(zip(order.clients, order.alive, strict=True))
-        self.store.keep(order.run, {k: {*versions, *(after[i] for after in made)} for i, (k, versions) in alive})
+        if order.kind != "run" or order.step is None:
+            raise Refused(REFUSED, f"{order.kind[:40]!r} is nothing that a node can do")
+        work = self._admitted(order, order.step)
+        with stopped_after(self.policy.seconds):
+            done = self._done(order, order.step, work)
+        made = () if order.step.memory is None else order.step.memory.after
+        alive = zip(order.clients, order.alive, strict=True)
+        self.store.keep(order.run, {k: {*versions, *made[i : i + 1]} for i, (k, versions) in enumerate(alive)})
         return done
+
+    def _admitted(self, order: Order, step: Step) -> Work:
+        """The work of a step, where the policy admits it and the works that it names; counted."""
+        work = self.names.work(step.work)
+        self.policy.admit(name_of(work), step.static, self._fewest_rows(order, step))
+        for name in named_works(step.static):
+            if type(name) is not str:
+                raise Refused(REFUSED, "a setting that names a work is no text")
+            self.policy.admit(name_of(self.names.work(name)), {})
+        self._tally.add(order.run, self.policy)
+        return work
+
+    def _fewest_rows(self, order: Order, step: Step) -> int | None:
+        """The least number of rows that a holder has whom the step is about."""
+        if step.at_target:
+            target = self.engine.target
+            parts = [] if target is None else [part for part in (target.train, target.valid) if part is not None]
+            return min((int(part.count) for part in parts), default=None)
+        stacks = [part for part in (self.engine.train, self.engine.valid) if part is not None]
+        return min(int(part.counts[self._places(order)].min()) for part in stacks)
+
+    def _places(self, order: Order) -> Tensor:
+        """Where the clients of an order stand among those of this node."""
+        place = {k: i for i, k in enumerate(self.clients)}
+        return self.engine.sizes.new_tensor([place[k] for k in order.clients])
 
     def card(self) -> Card:
         """Who this is."""
@@ -173,18 +215,18 @@ class Node:
 
     def _recalled(self, order: Order) -> Tree:
         if not self.shares_memory:
-            raise Refused("refused", "this node does not show what its clients remember")
+            raise Refused(REFUSED, "this node does not show what its clients remember")
+        if not all(order.alive):
+            raise Refused(REFUSED, "a version must be named for every client")
         return stack([self._memory(order.run, k, v[0]) for k, v in zip(order.clients, order.alive, strict=True)])
 
-    def _done(self, order: Order, step: Step) -> Done:
-        work = self.names.work(step.work)
+    def _done(self, order: Order, step: Step, work: Work) -> Done:
         static = Static(**step.static).resolved_by(self.names.work)
         key = self.engine.sizes.new_tensor(step.draw)
         shared = self._here(step.shared)
         if step.at_target:
             return Done(self.engine.execute_at_target(Call(work, shared, None, static, Draw(key))), ())
-        place = {k: i for i, k in enumerate(self.clients)}
-        places = self.engine.sizes.new_tensor([place[k] for k in order.clients])
+        places = self._places(order)
         _check_rows(shared, len(places))
         past = step.memory
         memory = None if past is None else Memory(self._here(self._past(order, past)))
@@ -203,10 +245,6 @@ class Node:
 
     def _past(self, order: Order, past: Past) -> Tree:
         """What the clients remember of the versions asked for, stacked."""
-        if not _are(past.before, int) or not _are(past.after, int):
-            raise Refused("refused", "versions of memory are whole numbers")
-        if not len(past.before) == len(past.after) == len(order.clients):
-            raise Refused("refused", "versions of memory must be named for every client")
         found, lost = [], []
         for i, (client, version) in enumerate(zip(order.clients, past.before, strict=True)):
             if version == 0:
@@ -216,13 +254,13 @@ class Node:
             else:
                 lost.append(client)
         if lost:
-            raise Refused("forgotten", "the memory of the last exchange is gone", tuple(lost))
+            raise Refused(FORGOTTEN, "the memory of the last exchange is gone", tuple(lost))
         return stack(found)
 
     def _memory(self, run: str, client: int, version: int) -> Tree:
         kept = self.store.get(run, client, version)
         if kept is None:
-            raise Refused("forgotten", "the memory of the last exchange is gone", (client,))
+            raise Refused(FORGOTTEN, "the memory of the last exchange is gone", (client,))
         return kept
 
     def _at(self, places: Tensor) -> LocalEngine:
@@ -247,14 +285,10 @@ class Node:
         return tree_map(moved, tree)
 
 
-def _are(values: Any, kind: type) -> bool:
-    return isinstance(values, tuple) and all(isinstance(v, kind) for v in values)
-
-
 def _check_rows(shared: Tree, clients: int) -> None:
     def check(leaf: Any) -> None:
         if isinstance(leaf, Each) and len(leaf.rows) != clients:
-            raise Refused("refused", f"there are {len(leaf.rows)} rows for {clients} clients")
+            raise Refused(REFUSED, f"there are {len(leaf.rows)} rows for {clients} clients")
 
     tree_map(check, shared)
 
