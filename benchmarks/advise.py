@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from coterie.experiment.screening import Plan, Screened, screen
+from coterie.advise.screening import Plan, Screened, screen
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.files import ground

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
 
-    from coterie.flower.deployment import Deployment
+    from coterie.engines.flower.deployment import Deployment
 
     with Deployment() as flower:
         place = flower.folder / "bench-app"

@@ -30,10 +30,10 @@ from coterie.experiment.loop import run_rounds
 from coterie.federation import Call, LocalEngine, Replies, Shard, Static
 from coterie.federation.tree import tree_flatten, tree_unflatten
 from coterie.methods import Method, fedadp, fixed_weights, meritfed, meritfed_zo, sgd_full, sgd_ideal, tawt
-from coterie.methods.works import gradient
+from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
-from coterie.problems.mean_estimation import mean_estimation
+from coterie.problems.catalogue.mean_estimation import mean_estimation
 
 PLAIN: dict[str, Any] = {"step": 0.01, "batch": 100}
 SHIFTS = (0.001, 0.01, 0.1)

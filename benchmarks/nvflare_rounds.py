@@ -15,15 +15,15 @@ from typing import Any
 
 from nvflare.collab import CollabRecipe, collab
 
+from coterie.engines.follow import interruptible
+from coterie.engines.lifetime import Lifetime
+from coterie.engines.nvflare.app import Client, Server
+from coterie.engines.nvflare.compute import sealed
+from coterie.engines.nvflare.launch import deployment
+from coterie.engines.nvflare.transport import FlareTransport
 from coterie.experiment.config import load
-from coterie.experiment.elsewhere import interruptible
-from coterie.experiment.lifetime import Lifetime
 from coterie.federation.remote.codec import encode
 from coterie.federation.remote.messages import PROTOCOL, Order
-from coterie.nvflare_engine.app import Client, Server
-from coterie.nvflare_engine.compute import sealed
-from coterie.nvflare_engine.launch import deployment
-from coterie.nvflare_engine.transport import FlareTransport
 
 SIZES = (400, 1_000_000)
 REPEATS = 30

@@ -25,7 +25,7 @@ from coterie.experiment.build import federate, federate_remotely
 from coterie.experiment.config import EngineTable, FederationTable
 from coterie.federation.remote import Message
 from coterie.federation.shards import Stack
-from coterie.methods.fedavg import fedavg
+from coterie.methods.baselines.fedavg import fedavg
 from coterie.numerics import Draw
 from coterie.problems.models import FlatModel
 from coterie.problems.weighting import weighting
@@ -86,8 +86,8 @@ def _busy(pid: int) -> float:
 
 def one(clients: int, workers: int, rounds: int) -> dict[str, Any]:
     """Rounds with so many actors, or with none, in this process."""
-    from coterie.ray_engine.group import cargo
-    from coterie.ray_engine.launch import cluster, groups
+    from coterie.engines.ray.group import cargo
+    from coterie.engines.ray.launch import cluster, groups
 
     torch.set_num_threads(1)
     result: dict[str, Any] = {"clients": clients, "workers": workers}
@@ -99,7 +99,7 @@ def one(clients: int, workers: int, rounds: int) -> dict[str, Any]:
         clock = time.perf_counter()
         transport = None
         if workers:
-            from coterie.ray_engine.transport import RayTransport
+            from coterie.engines.ray.transport import RayTransport
 
             cargoes = [
                 cargo(problem, some, at_target=False, mode="vmap", chunk=CHUNK, threads=1)
@@ -136,14 +136,14 @@ def exchange(repeats: int = 100) -> list[dict[str, Any]]:
     """An exchange of coterie's beside the same bytes by Ray alone, with 4 actors."""
     import numpy as np
 
-    from coterie.ray_engine.group import cargo
-    from coterie.ray_engine.launch import cluster, groups
+    from coterie.engines.ray.group import cargo
+    from coterie.engines.ray.launch import cluster, groups
 
     found = []
     with cluster(EngineTable(workers=4)):
         import ray
 
-        from coterie.ray_engine.transport import RayTransport
+        from coterie.engines.ray.transport import RayTransport
 
         problem = problem_of(8)
         cargoes = [cargo(problem, some, at_target=False, mode="vmap", chunk=2, threads=1) for some in groups(8, 2, 4)]

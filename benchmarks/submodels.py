@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coterie.problems.catalogue.submodels import SHARES
 from coterie.problems.models import build
 from coterie.problems.models.submodel import anatomy
-from coterie.problems.submodels import SHARES
 
 
 def kept_bytes(net: nn.Module, step: Callable[[], None]) -> int:

@@ -32,7 +32,7 @@ from coterie.federation.tree import tree_flatten, tree_unflatten
 from coterie.methods import Method, afl, exact_gd, fednest, primal_dual, rfho, sustain
 from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
-from coterie.problems.toy_cosine import Cosines, CosineTask, ExactCosine, toy_cosine
+from coterie.problems.catalogue.toy_cosine import Cosines, CosineTask, ExactCosine, toy_cosine
 
 NOISE, ACTIVE = 0.5, 0.5
 STEP, OUTER_STEP = 0.03, 0.005

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from coterie.experiment.reproduce import markdown
+from coterie.reproduce import markdown
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS / "results"

@@ -242,7 +242,7 @@ def test_a_cluster_that_only_a_file_names_is_not_joined() -> None:
 def test_a_flare_job_names_its_own_files_or_needs_consent_at_the_site(
     tmp_path: Path, trap: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coterie.nvflare_engine.compute import _node
+    from coterie.engines.nvflare.compute import _node
 
     how: dict[str, Any] = {"memory": None, "client": 0, "site": "true", "modules": [], "shares_memory": False}
     monkeypatch.syspath_prepend(str(tmp_path))

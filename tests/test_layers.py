@@ -17,17 +17,20 @@ SOURCE = Path(coterie.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 ORDER = (
     "errors",
-    "consent",
     "machine",
+    "consent",
+    "settings",
+    "storage",
     "numerics",
     "federation",
     "problems",
     "methods",
     "experiment",
     "report",
+    "advise",
+    "reproduce",
+    "engines",
     "flower",
-    "ray_engine",
-    "nvflare_engine",
     "cli",
 )
 LEVEL = {name: level for level, name in enumerate(ORDER)}
@@ -35,6 +38,10 @@ LEVEL |= {"facade": LEVEL["cli"], "__init__": LEVEL["cli"] + 1, "__main__": LEVE
 
 # CIFAR-10 is published as a pickle: its loader may derive from the Unpickler, to refuse everything but plain data
 READS_PICKLES = {"problems/data/cifar.py": {"_Unpickler", "UnpicklingError"}}
+
+
+def dotted(path: Path) -> str:
+    return ".".join(["coterie", *path.relative_to(SOURCE).with_suffix("").parts])
 
 
 def name_of(path: Path) -> str:
@@ -105,7 +112,7 @@ def factories(module: str) -> set[tuple[str, str]]:
 
 
 def test_every_method_is_registered():
-    defined = {f for path in (SOURCE / "methods").glob("[!_]*.py") for f in factories(f"coterie.methods.{path.stem}")}
+    defined = {f for path in (SOURCE / "methods").rglob("[!_]*.py") for f in factories(dotted(path))}
     assert defined == {(entry.make.__module__, entry.make.__name__) for entry in METHODS}
 
 

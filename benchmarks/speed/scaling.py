@@ -20,7 +20,7 @@ from benchmarks.speed.scene import ROUND
 from coterie.experiment.build import federate
 from coterie.experiment.config import FederationTable
 from coterie.federation import Stack
-from coterie.methods.fedavg import fedavg
+from coterie.methods.baselines.fedavg import fedavg
 from coterie.problems import Weighting, weighting
 from coterie.problems.models import FlatModel, build
 

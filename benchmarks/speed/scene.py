@@ -13,9 +13,9 @@ from coterie.experiment.config import FederationTable
 from coterie.methods import Method
 from coterie.numerics import Draw
 from coterie.problems import Weighting, weighting
-from coterie.problems.flat import Flat
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
+from coterie.problems.tasks.variables import Flat
 
 Shards = list[tuple[Tensor, Tensor]]
 ROUND = Draw.of(0).round(0)  # of which all sides take their batches

@@ -12,15 +12,15 @@ from benchmarks.speed.scene import ROUND, active, faster, images, ordinary, ours
 from coterie.experiment.build import make_problem
 from coterie.experiment.config import load as load_config
 from coterie.methods.base import Method
-from coterie.methods.bilevel import bilevel
-from coterie.methods.fedavg import fedavg
-from coterie.methods.fednest import fednest
-from coterie.methods.local_svrg import local_svrg
-from coterie.methods.meritfed import meritfed
-from coterie.methods.primal_dual import gradient_and_product
+from coterie.methods.baselines.fedavg import fedavg
+from coterie.methods.baselines.local_svrg import local_svrg
+from coterie.methods.nested.fednest import fednest
+from coterie.methods.weights.bilevel import bilevel
+from coterie.methods.weights.meritfed import meritfed
+from coterie.methods.weights.primal_dual import gradient_and_product
 from coterie.numerics import Draw
-from coterie.problems.dealt import dense
-from coterie.problems.hyper_representation import HeadLoss
+from coterie.problems.catalogue.hyper_representation import HeadLoss
+from coterie.problems.data.dealt import dense
 from coterie.problems.nested import Nested
 
 WITHIN = 1 / 1.3  # a limit may be so much faster

@@ -14,16 +14,16 @@ from coterie import machine
 from coterie.errors import UsageError
 from coterie.experiment.build import Parts, check_needs, checked_device, federate, with_screened_copies
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
-from coterie.experiment.files import write_atomically, write_json
 from coterie.experiment.loop import Observer, Result, run_rounds
 from coterie.experiment.records import Records, prepare, save_model
 from coterie.federation.ledger import Ledger
 from coterie.methods import Method
 from coterie.problems.models import FlatModel
 from coterie.problems.nested import NestedProblem
-from coterie.problems.task import RowLoss
+from coterie.problems.tasks.supervised import RowLoss
 from coterie.problems.weighting import Weighting, weighting
 from coterie.report.terminal import comparison_table, matrix_report, weights_table
+from coterie.storage import write_atomically, write_json
 
 OWN = "own data"
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from coterie.cli import app
 from coterie.methods.registry import METHODS
-from coterie.problems.registry import PROBLEMS
+from coterie.problems.catalogue.registry import PROBLEMS
 
 Command = Callable[..., Any]
 Contents = Callable[[Path], dict[str, str]]

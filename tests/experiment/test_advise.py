@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from coterie.experiment.advise import _bound_terms, _rows_needed, _worth
-from coterie.experiment.contributions import contributions, most_trainings
-from coterie.experiment.screening import Paired, Plan, holm, judged, paired, placebo_test, screen
+from coterie.advise.advise import _bound_terms, _rows_needed, _worth
+from coterie.advise.contributions import contributions, most_trainings
+from coterie.advise.screening import Paired, Plan, holm, judged, paired, placebo_test, screen
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.files import Ground, ground

@@ -12,10 +12,10 @@ from torch import Tensor
 from coterie.errors import RunError, UsageError
 from coterie.experiment import checkpoint
 from coterie.experiment.checkpoint import Progress
-from coterie.experiment.files import sole_user, sweep, tensor_bytes, write_atomically
 from coterie.federation import Memory
 from coterie.federation.work import held
-from coterie.methods.compressed import CompressedState
+from coterie.methods.shared.compressing import CompressedState
+from coterie.storage import sole_user, sweep, tensor_bytes, write_atomically
 
 SETTINGS = {"run.rounds": 9, "run.seed": 0, "method.step": 0.1, "method.weights": (1, 2), "federation.norm": None}
 

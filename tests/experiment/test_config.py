@@ -9,8 +9,8 @@ from coterie.errors import UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import VERSION, load, parse_sets, resolve
 from coterie.methods.registry import METHODS, method_entry
-from coterie.problems.parameters import checked
-from coterie.problems.registry import PROBLEMS, problem_entry
+from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
+from coterie.settings import checked
 
 
 def written(folder: Path, text: str) -> Path:

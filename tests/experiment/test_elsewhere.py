@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from coterie.engines.follow import answered, leave_answer, tell
 from coterie.errors import RunError, UsageError
-from coterie.experiment.elsewhere import answered, leave_answer, tell
 
 
 def failing(error: BaseException) -> Any:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from coterie.engines import lifetime
+from coterie.engines.lifetime import MARK, Lifetime, Process, Record, free_ports, notice, records
 from coterie.errors import UsageError
-from coterie.experiment import lifetime
-from coterie.experiment.lifetime import MARK, Lifetime, Process, Record, free_ports, notice, records
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"

@@ -21,7 +21,7 @@ from coterie.experiment.build import Parts, assemble
 from coterie.experiment.config import Config, load, resolve
 from coterie.experiment.loop import run_rounds
 from coterie.experiment.records import Records
-from coterie.problems.view import View
+from coterie.problems.base import View
 from coterie.problems.weighting import Weighting
 
 Contents = Callable[[Path], dict[str, str]]
@@ -132,7 +132,7 @@ def test_rounds_without_answers_are_skipped_and_counted(tmp_path: Path) -> None:
     parts = assemble(config)
     result = run_rounds(parts, tmp_path)
     assert (result.summary["outcome"], result.summary["rounds"]) == ("failed", 6)
-    why = "no round trained anything: in round 1 no client answered coterie.methods.works:gradient (client 0: rejected"
+    why = "no round trained anything: in round 1 no client answered shared/gradient (client 0: rejected"
     assert why in result.summary["message"]
     again = run_rounds(assemble(config), tmp_path, resume=True).summary
     assert (again["outcome"], again["message"]) == ("failed", result.summary["message"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from coterie.errors import RunError, UsageError
-from coterie.experiment.files import sole_user
 from coterie.experiment.records import GROWING, Records, prepare
+from coterie.storage import sole_user
 
 Contents = Callable[[Path], dict[str, str]]
 

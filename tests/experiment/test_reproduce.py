@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from coterie.errors import UsageError
-from coterie.experiment.reproduce import STUDIES, Study, Table, markdown, study
-from coterie.experiment.reproduce.study import Column, Finished, Row, cell_text, cells, configured, jobs, read
 from coterie.methods.registry import method_entry
+from coterie.reproduce import STUDIES, Study, Table, markdown, study
+from coterie.reproduce.study import Column, Finished, Row, cell_text, cells, configured, jobs, read
 
 Command = Callable[..., Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -138,7 +138,7 @@ def test_a_run_that_cannot_go_on_is_said_with_its_reason_and_leaves_a_gap(
     rows = tuple(Row(f"l = {l}", {"method.lipschitz": l, "method.terms": 6}) for l in (0.5, 50.0))
     table = Table("", rows, (Column("objective", {}, "final:objective"),), common, (0,))
     one = Study("gap", "fednest", "A table with a gap", {"small": table, "paper": table})
-    monkeypatch.setattr("coterie.experiment.reproduce.STUDIES", (one,))
+    monkeypatch.setattr("coterie.reproduce.STUDIES", (one,))
     done = coterie("reproduce", "gap", "--out", tmp_path / "gap")
     assert done.code == 1
     assert "method.lipschitz = 0.5 is too small" in done.out + done.err

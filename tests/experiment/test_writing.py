@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from coterie.experiment.files import cell, write_atomically
 from coterie.experiment.predict import Predictions
+from coterie.storage import cell, write_atomically
 
 Command = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.errors import NoClients
 from coterie.federation import RESULT, Attack, Attacked, Each, Federation, Memory, Screening, moved_from, work
-from coterie.federation.attacks import RULES, quiet
+from coterie.federation.stages.attacks import RULES, quiet
 from coterie.numerics import Draw
 
 DRAW = Draw.of(3)

@@ -12,16 +12,16 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation, LocalEngine, Memory, Screening
-from coterie.federation.channel import Compressed, Compression
+from coterie.federation.stages.compression import Compressed, Compression
 from coterie.federation.tree import tensors
 from coterie.federation.work import held
 from coterie.methods import fedavg, meritfed
-from coterie.methods.compressed import compressed
-from coterie.methods.works import gradient, local_sgd
+from coterie.methods.shared.compressing import compressed
+from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sparse import top_k
 from coterie.problems import Context
-from coterie.problems.quadratic import quadratic
+from coterie.problems.catalogue.quadratic import quadratic
 
 D, N = 24, 5
 KINDS = ("top-k", "random-k", "sketch")

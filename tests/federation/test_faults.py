@@ -21,7 +21,7 @@ from coterie.experiment.build import assemble, check_deployable
 from coterie.experiment.config import Config, FaultsTable, load
 from coterie.experiment.loop import Result, read_lines, run_rounds
 from coterie.federation import Call, Federation, Memory, Screening, Static, moved_from, work
-from coterie.federation.faults import BOAST, HUGE, KINDS, Faults, Faulty
+from coterie.federation.stages.faults import BOAST, HUGE, KINDS, Faults, Faulty
 from coterie.federation.work import held
 from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse, top_k

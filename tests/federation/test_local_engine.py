@@ -14,10 +14,10 @@ from coterie.errors import UsageError
 from coterie.federation import RESULT, Call, Federation, LocalEngine, Static, faster_mode, local, pack, reduce, work
 from coterie.federation.reduce import BlockedSum
 from coterie.federation.work import info_of
-from coterie.methods.works import gradient, local_sgd
+from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.problems.models import FlatModel, build
-from coterie.problems.task import Supervised
+from coterie.problems.tasks.supervised import Supervised
 
 DRAW = Draw.of(3)
 MODES = ["vmap", "sequential"]

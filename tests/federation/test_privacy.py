@@ -21,8 +21,8 @@ from coterie.experiment.build import assemble, check_deployable, noise_name
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Attack, Attacked, Federation, LocalEngine, Memory, moved_from, work
-from coterie.federation.faults import Faults, Faulty
-from coterie.federation.privacy import (
+from coterie.federation.stages.faults import Faults, Faulty
+from coterie.federation.stages.privacy import (
     ORDERS,
     Mechanism,
     Private,

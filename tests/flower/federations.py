@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from coterie.engines.flower.deployment import Deployment
+from coterie.engines.flower.launch import APP, write_app
 from coterie.experiment.config import Config
-from coterie.flower.deployment import Deployment
-from coterie.flower.launch import APP, write_app
 
 PATIENCE = 3600.0  # processes are slow to start on a busy machine; nothing is measured here
 

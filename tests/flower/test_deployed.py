@@ -16,9 +16,9 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
 from federations import begin, end, events, rounds, until
 
+from coterie.engines.flower.deployment import NAME, Deployment
 from coterie.experiment.config import Config
 from coterie.experiment.loop import Result
-from coterie.flower.deployment import NAME, Deployment
 from deployable import (
     ELSEWHERE,
     EVERY_KIND,

@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
 from federations import begin, end, events, until
 
-from coterie.experiment.lifetime import Lifetime, free_ports
-from coterie.flower.deployment import OFFLINE, Deployment, Keys
+from coterie.engines.flower.deployment import OFFLINE, Deployment, Keys
+from coterie.engines.lifetime import Lifetime, free_ports
 from deployable import configuration
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]

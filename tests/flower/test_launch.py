@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import engines
+from coterie.engines.flower import deployment, project
+from coterie.engines.flower.launch import cost_text, exchanges_of, write_app
 from coterie.errors import UsageError
-from coterie.flower import deployment, project
-from coterie.flower.launch import cost_text, exchanges_of, write_app
 from deployable import configuration, locally
 
 

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
+from coterie.engines.flower import relay
 from coterie.federation.remote.codec import Names, decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Card, Order
-from coterie.flower import relay
 
 WHO = encode(Order(PROTOCOL, 1, "whoami", "r", (), None, ()))
 
@@ -56,7 +56,7 @@ def eventually(what: Callable[[], bool]) -> None:
 
 
 def test_the_client_s_side_does_not_import_torch() -> None:
-    code = "import coterie.flower.relay, coterie.flower.tryout, sys; sys.exit('torch' in sys.modules)"
+    code = "import coterie.engines.flower.relay, coterie.engines.flower.tryout, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

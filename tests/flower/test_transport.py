@@ -9,11 +9,11 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
 from flwr.app import RecordDict
 
+from coterie.engines.flower import transport
+from coterie.engines.flower.envelope import KIND, opened, sealed
+from coterie.engines.flower.transport import FlowerTransport
 from coterie.errors import RunError
 from coterie.federation.remote import Trouble
-from coterie.flower import transport
-from coterie.flower.envelope import KIND, opened, sealed
-from coterie.flower.transport import FlowerTransport
 
 
 class Grid:

@@ -8,11 +8,11 @@ from coterie.experiment.build import federate
 from coterie.experiment.config import FederationTable
 from coterie.federation import Federation
 from coterie.methods import Method
-from coterie.methods.works import goal_gradient, gradient
+from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.quadratic import quadratic
-from coterie.problems.toy_cosine import toy_cosine
+from coterie.problems.catalogue.quadratic import quadratic
+from coterie.problems.catalogue.toy_cosine import toy_cosine
 
 WIDE = Context(0, torch.float64)
 

@@ -9,13 +9,13 @@ import torch
 from coterie.errors import UsageError
 from coterie.federation import Federation, LocalEngine
 from coterie.methods import Method, bilevel, bilevel_accelerated, local_svrg
-from coterie.methods.bilevel import hypergradient
-from coterie.methods.local_svrg import Walk
+from coterie.methods.baselines.local_svrg import Walk
+from coterie.methods.weights.bilevel import hypergradient
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems import Weighting
-from coterie.problems.groups import groups
-from coterie.problems.parameters import Context
-from coterie.problems.quadratic import quadratic
+from coterie.problems.base import Context
+from coterie.problems.catalogue.groups import groups
+from coterie.problems.catalogue.quadratic import quadratic
 
 INNER: dict[str, Any] = {"step": 0.5, "system_step": 0.5, "local_steps": 1, "steps": 40, "batch": 10, "refresh": 0.3}
 

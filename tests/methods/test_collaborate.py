@@ -21,12 +21,12 @@ from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Each, Static
 from coterie.methods import collaborate, ditto, fedavg, local_train, pfedme
-from coterie.methods.collaborate import CollaborateState, scale_free_step
-from coterie.methods.pfedme import envelope_steps
-from coterie.methods.works import local_sgd
+from coterie.methods.baselines.pfedme import envelope_steps
+from coterie.methods.shared.works import local_sgd
+from coterie.methods.weights.collaborate import CollaborateState, scale_free_step
 from coterie.numerics import Draw, clusters
 from coterie.problems import Context, Weighting, weighting
-from coterie.problems.groups import groups
+from coterie.problems.catalogue.groups import groups
 from coterie.problems.models import FlatModel
 from coterie.report.terminal import matrix_map, matrix_report, ranges
 

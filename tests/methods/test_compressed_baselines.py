@@ -7,8 +7,8 @@ from learners import a_quadratic, federation, play
 from coterie.errors import UsageError
 from coterie.federation.work import held
 from coterie.methods import count_sketch, fedavg, top_k, uncompressed
-from coterie.methods.count_sketch import sketched_steps
-from coterie.methods.works import gradient, local_sgd
+from coterie.methods.compressed.count_sketch import sketched_steps
+from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sketches import count_table
 

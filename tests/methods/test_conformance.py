@@ -24,8 +24,8 @@ from coterie.federation.work import Memory, held
 from coterie.methods.registry import METHODS, MethodEntry, method_entry
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.parameters import checked
-from coterie.problems.registry import PROBLEMS, problem_entry
+from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
+from coterie.settings import checked
 
 SMALL: dict[str, dict[str, Any]] = {
     "quadratic": {"clients": 5, "friends": 2, "dimension": 4, "rows": 12},

@@ -9,7 +9,7 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.methods.registry import METHODS
-from coterie.problems.registry import PROBLEMS, problem_entry
+from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
 
 SMALL = {
     "toy-cosine": {"clients": 5, "dimension": 6, "rows": 12, "noise": 0.5},

@@ -7,7 +7,7 @@ import torch
 from learners import a_quadratic, federation, gradients, play
 
 from coterie.methods import fedadp
-from coterie.methods.fedadp import gompertz
+from coterie.methods.weights.fedadp import gompertz
 from coterie.numerics import Draw
 
 

@@ -14,13 +14,13 @@ from coterie.experiment.build import federate
 from coterie.experiment.config import FederationTable
 from coterie.federation import Batch, Federation
 from coterie.methods import Method, fedavg_s, fednest, fednest_sgd, lfednest, lfednest_nonalt, lfednest_svrg
-from coterie.methods.nested_phases import Inverse, NestedState, fedihgp, global_hypergradient, solve
+from coterie.methods.nested.phases import Inverse, NestedState, fedihgp, global_hypergradient, solve
 from coterie.numerics import Draw, project_capped_simplex
 from coterie.problems import Context
-from coterie.problems.minimax_quadratic import minimax_quadratic
+from coterie.problems.catalogue.minimax_quadratic import minimax_quadratic
+from coterie.problems.catalogue.nested_quadratic import NestedForm, nested_quadratic, quadratic_problem
+from coterie.problems.catalogue.quadratic import quadratic
 from coterie.problems.nested import Compositional, Nested, SingleLevel
-from coterie.problems.nested_quadratic import NestedForm, nested_quadratic, quadratic_problem
-from coterie.problems.quadratic import quadratic
 
 WIDE = Context(0, torch.float64)
 SMALL: dict[str, Any] = {"clients": 4, "dimension": 3, "inner_dimension": 5}

@@ -13,13 +13,13 @@ from coterie.federation import Shard, Static, work
 from coterie.federation.naming import UnknownWork
 from coterie.federation.work import held, name_of
 from coterie.methods import by_objective, count_sketch, fedsep, fedsep_redraw, two_layer, uncompressed
-from coterie.methods.fedsep import sketch_decode, sketch_encode
-from coterie.methods.two_layer import Learning, descend, implicit
-from coterie.methods.works import gradient
+from coterie.methods.compressed.fedsep import sketch_decode, sketch_encode
+from coterie.methods.compressed.two_layer import Learning, descend, implicit
+from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.numerics.sketches import sketch
 from coterie.problems import Context
-from coterie.problems import sketch as sketch_problem
+from coterie.problems.catalogue import sketch as sketch_problem
 
 SKETCHES = ("gaussian", "hadamard", "sign")
 wide = {"dtype": torch.float64}

@@ -5,11 +5,11 @@ import torch
 
 from coterie.federation import Federation, LocalEngine
 from coterie.methods import local_train
-from coterie.methods.local_svrg import Walk, solve
+from coterie.methods.baselines.local_svrg import Walk, solve
 from coterie.numerics import Draw
 from coterie.problems import Weighting
-from coterie.problems.parameters import Context
-from coterie.problems.quadratic import quadratic
+from coterie.problems.base import Context
+from coterie.problems.catalogue.quadratic import quadratic
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,13 @@ from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Shard, pack
 from coterie.methods import fedavg, meritfed, sgd_full, sgd_ideal
-from coterie.methods.mirror import Judge, first_order, goal_gradient, judging_batch, mirror_descent
-from coterie.methods.server import Server
+from coterie.methods.shared.optimisers import Server
+from coterie.methods.weights.mirror import Judge, first_order, goal_gradient, judging_batch, mirror_descent
 from coterie.numerics import Draw, entropic_step, uniform
-from coterie.problems import Context, registry
-from coterie.problems.friends import friends
-from coterie.problems.mean_estimation import mean_estimation
+from coterie.problems import Context
+from coterie.problems.catalogue import registry
+from coterie.problems.catalogue.friends import friends
+from coterie.problems.catalogue.mean_estimation import mean_estimation
 
 SMALL = {"friends": 2, "near": 3, "far": 2, "samples": 40, "validation": 30, "dimension": 4}
 

@@ -6,9 +6,9 @@ from learners import WIDE, a_quadratic, federation, play
 
 from coterie.errors import UsageError
 from coterie.methods import meritfed_zo
-from coterie.methods.mirror import Judge, goal_losses, zeroth_order
+from coterie.methods.weights.mirror import Judge, goal_losses, zeroth_order
 from coterie.numerics import Draw, entropic_step, uniform
-from coterie.problems.mean_estimation import mean_estimation
+from coterie.problems.catalogue.mean_estimation import mean_estimation
 
 
 def linear(c):

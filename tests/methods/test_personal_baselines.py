@@ -7,8 +7,8 @@ from coterie.federation import Federation, LocalEngine
 from coterie.methods import ditto, fedavg, pfedme
 from coterie.numerics import Draw
 from coterie.problems import Weighting
-from coterie.problems.parameters import Context
-from coterie.problems.quadratic import quadratic
+from coterie.problems.base import Context
+from coterie.problems.catalogue.quadratic import quadratic
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from coterie.errors import UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import Result, run_rounds
-from coterie.federation.attacks import Attacked
+from coterie.federation.stages.attacks import Attacked
 from coterie.methods import coordinate_median, fedavg, geometric_median, krum, multi_krum, trimmed_mean
 from coterie.numerics import robust
-from coterie.problems.friends import friends
-from coterie.problems.groups import groups
-from coterie.problems.mean_estimation import mean_estimation
-from coterie.problems.mixture import mixture
+from coterie.problems.catalogue.friends import friends
+from coterie.problems.catalogue.groups import groups
+from coterie.problems.catalogue.mean_estimation import mean_estimation
+from coterie.problems.catalogue.mixture import mixture
 
 FACTORIES = (krum, multi_krum, coordinate_median, trimmed_mean, geometric_median)
 every = pytest.mark.parametrize("make", FACTORIES, ids=lambda make: make.__name__)

@@ -10,7 +10,7 @@ from coterie.errors import NoClients, UsageError
 from coterie.experiment.build import check_needs
 from coterie.methods import fedadp, fixed_weights, meritfed, meritfed_zo, sgd_full, sgd_ideal, tawt
 from coterie.numerics import Draw, uniform
-from coterie.problems.mean_estimation import mean_estimation
+from coterie.problems.catalogue.mean_estimation import mean_estimation
 
 LEARNERS = {
     "meritfed": meritfed(),

@@ -27,18 +27,18 @@ from coterie.methods import (
     homogeneous,
     zerofl,
 )
-from coterie.methods.carving import Part, asked, merged
-from coterie.methods.distilling import Distillation, distilled, soft_cross_entropy
-from coterie.methods.fed_et import verdict
-from coterie.methods.fedsep_submodel import decoded_mask, on_budget
-from coterie.methods.flash import _kept
-from coterie.methods.thinning import counts, densest, size
-from coterie.methods.works import gradient
+from coterie.methods.shared.works import gradient
+from coterie.methods.submodels.carving import Part, asked, merged
+from coterie.methods.submodels.distilling import Distillation, distilled, soft_cross_entropy
+from coterie.methods.submodels.fed_et import verdict
+from coterie.methods.submodels.fedsep_submodel import decoded_mask, on_budget
+from coterie.methods.submodels.flash import _kept
+from coterie.methods.submodels.thinning import counts, densest, size
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.registry import problem_entry
-from coterie.problems.submodels import SubModels, among_present, submodels
-from coterie.problems.task import cross_entropy
+from coterie.problems.catalogue.registry import problem_entry
+from coterie.problems.catalogue.submodels import SubModels, among_present, submodels
+from coterie.problems.tasks.supervised import cross_entropy
 
 WIDE = Context(0, torch.float64)
 SMALL: dict[str, Any] = {"clients": 6, "rows": 10, "width": 8, "test": 60, "public": 40}

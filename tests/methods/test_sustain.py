@@ -4,7 +4,7 @@ import torch
 from learners import a_quadratic, a_toy, federation, gradients, play, skewed
 
 from coterie.methods import sustain
-from coterie.methods.works import gradient
+from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw, project_simplex
 
 STEPS = {"step": 0.1, "outer_step": 0.02, "series_step": 0.3, "local_steps": 2}

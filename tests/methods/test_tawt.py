@@ -4,7 +4,7 @@ import torch
 from learners import WIDE, a_quadratic, federation, gradients, play, skewed
 
 from coterie.methods import tawt
-from coterie.problems.mean_estimation import mean_estimation
+from coterie.problems.catalogue.mean_estimation import mean_estimation
 
 
 def test_two_rounds_by_hand():

@@ -15,9 +15,9 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import RESULT, Call, Replies
+from coterie.federation.stages.base import Wrapped
 from coterie.federation.tree import mapped, tensors
 from coterie.federation.work import info_of, name_of
-from coterie.federation.wrapped import Wrapped
 from coterie.methods import nested_works
 from coterie.numerics import Draw
 

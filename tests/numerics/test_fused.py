@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from coterie.numerics import fused as module
-from coterie.numerics.fused import Fused
+from coterie.numerics import compiled as module
+from coterie.numerics.compiled import Fused
 
 compiler = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 X = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from coterie.numerics.kept import Kept
+from coterie.numerics.memo import Kept
 
 
 class Counted:

@@ -9,8 +9,8 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems import Context
+from coterie.problems.catalogue.friends import _derangement, friends
 from coterie.problems.data.digits import digits
-from coterie.problems.friends import _derangement, friends
 from coterie.problems.weighting import Weighting
 
 

@@ -12,10 +12,10 @@ from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
+from coterie.problems.catalogue.groups import PLANS, groups
+from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.data import sets
-from coterie.problems.groups import PLANS, groups
-from coterie.problems.parameters import checked
-from coterie.problems.registry import problem_entry
+from coterie.settings import checked
 
 SEED = Context(seed=4)
 

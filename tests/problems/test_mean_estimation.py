@@ -8,8 +8,8 @@ from coterie.experiment.config import load
 from coterie.federation import Batch
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.mean_estimation import mean_estimation
-from coterie.problems.view import View
+from coterie.problems.base import View
+from coterie.problems.catalogue.mean_estimation import mean_estimation
 
 WIDE = Context(0, torch.float64)
 SMALL = {"friends": 2, "near": 3, "far": 2, "samples": 40, "validation": 30, "dimension": 4}

@@ -15,10 +15,10 @@ from coterie.experiment.config import load
 from coterie.experiment.loop import Result, run_rounds
 from coterie.federation import Batch
 from coterie.problems import Context, Weighting
-from coterie.problems import mixture as module
+from coterie.problems.catalogue import mixture as module
+from coterie.problems.catalogue.mixture import FAR, HOME, NEAR, PLANS, mixture
+from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.data import sets
-from coterie.problems.mixture import FAR, HOME, NEAR, PLANS, mixture
-from coterie.problems.registry import problem_entry
 
 SEED = Context(seed=3)
 

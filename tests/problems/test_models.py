@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
 from coterie.errors import UsageError
+from coterie.numerics.derivatives import hessian_vector
 from coterie.problems.models import MODELS, FlatModel, build
 from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
 from coterie.problems.models.resnet import Block
-from coterie.problems.oracles import hessian_vector
 
 SHAPES = [(1, 28, 28, 4, 1), (3, 32, 32, 4, 1), (3, 8, 8, 2, 1), (2, 7, 7, 2, 1), (2, 9, 6, 3, 0), (1, 5, 5, 4, 2)]
 

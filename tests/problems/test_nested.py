@@ -12,14 +12,14 @@ from coterie.errors import UsageError
 from coterie.experiment.build import federate
 from coterie.experiment.config import FederationTable
 from coterie.federation import Batch
-from coterie.methods.nested_phases import Inverse, NestedState, global_hypergradient
+from coterie.methods.nested.phases import Inverse, NestedState, global_hypergradient
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.flat import Flat
-from coterie.problems.minimax_quadratic import minimax_quadratic
+from coterie.problems.base import View
+from coterie.problems.catalogue.minimax_quadratic import minimax_quadratic
+from coterie.problems.catalogue.nested_quadratic import nested_quadratic
 from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel, batch_mean
-from coterie.problems.nested_quadratic import nested_quadratic
-from coterie.problems.view import View
+from coterie.problems.tasks.variables import Flat
 
 WIDE = Context(0, torch.float64)
 EXACT = Inverse("cg", 50, 1.0, "all")

@@ -13,16 +13,16 @@ from coterie.experiment.build import assemble, federate
 from coterie.experiment.config import FederationTable, resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Batch
-from coterie.methods.nested_phases import Inverse, NestedState, global_hypergradient
+from coterie.methods.nested.phases import Inverse, NestedState, global_hypergradient
 from coterie.numerics import Draw
 from coterie.problems import Context
+from coterie.problems.base import View
+from coterie.problems.catalogue.hyper_representation import HeadLoss, hyper_representation
+from coterie.problems.catalogue.loss_tuning import loss_tuning
+from coterie.problems.catalogue.meta_learning import meta_learning
+from coterie.problems.data.dealt import accuracies
 from coterie.problems.data.sets import complete, known
-from coterie.problems.dealt import accuracies
-from coterie.problems.hyper_representation import HeadLoss, hyper_representation
-from coterie.problems.loss_tuning import loss_tuning
-from coterie.problems.meta_learning import meta_learning
 from coterie.problems.nested import Nested
-from coterie.problems.view import View
 
 WIDE = Context(0, torch.float64)
 

@@ -8,7 +8,7 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.problems import Context
-from coterie.problems.noisy_clients import CLEAN, noisy_clients
+from coterie.problems.catalogue.noisy_clients import CLEAN, noisy_clients
 
 
 def labels_of(problem, k):

@@ -7,9 +7,9 @@ from torch.func import vmap
 
 from coterie.federation import Batch
 from coterie.numerics import Draw
+from coterie.numerics.derivatives import hessian_vector, mixed_vector
 from coterie.problems.models import FlatModel
-from coterie.problems.oracles import hessian_vector, mixed_vector
-from coterie.problems.task import Supervised
+from coterie.problems.tasks.supervised import Supervised
 
 WIDE = torch.float64
 EPSILON = 1e-5

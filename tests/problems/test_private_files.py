@@ -11,19 +11,19 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from coterie.advise.advise import settled
 from coterie.errors import UsageError
-from coterie.experiment.advise import settled
 from coterie.experiment.build import assemble
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
-from coterie.federation.privacy import composed, epsilon
+from coterie.federation.stages.privacy import composed, epsilon
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.files import files
 from coterie.problems.files.prepare import federation_of
 from coterie.problems.files.private import bounded_means, column_means, layout_of, learnt_privately
 from coterie.problems.files.tables import Options, expand, read
-from coterie.problems.parameters import StatisticsPrivacy
+from coterie.settings import StatisticsPrivacy
 
 HEADER = ("age", "dose", "ward", "label")
 BOUNDS = {"age": [0.0, 100.0], "dose": [-1.0, 1.0]}

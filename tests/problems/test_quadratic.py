@@ -7,8 +7,8 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.quadratic import quadratic
-from coterie.problems.view import View
+from coterie.problems.base import View
+from coterie.problems.catalogue.quadratic import quadratic
 from coterie.problems.weighting import Weighting
 
 CASES = [(0, 1.0), (1, 1.0), (2, 5.0), (3, 50.0)]

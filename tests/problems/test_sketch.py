@@ -6,9 +6,9 @@ import torch
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems import Context
+from coterie.problems.catalogue.sketch import sketch
 from coterie.problems.data.partition import partition
 from coterie.problems.models import FlatModel, build
-from coterie.problems.sketch import sketch
 
 
 @pytest.mark.parametrize(

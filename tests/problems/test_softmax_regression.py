@@ -9,9 +9,9 @@ from torch.func import vmap
 
 from coterie.federation import Batch
 from coterie.numerics import Draw
+from coterie.numerics.derivatives import hessian_vector, native_gradient, native_hessian_vector
 from coterie.problems.models import FlatModel, build
-from coterie.problems.oracles import hessian_vector, native_gradient, native_hessian_vector
-from coterie.problems.task import Supervised, cross_entropy
+from coterie.problems.tasks.supervised import Supervised, cross_entropy
 
 WIDE = torch.float64
 

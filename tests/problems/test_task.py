@@ -12,7 +12,7 @@ from coterie.federation import pack
 from coterie.numerics import Draw
 from coterie.problems import weighting
 from coterie.problems.models import FlatModel
-from coterie.problems.task import Supervised, cross_entropy, squared
+from coterie.problems.tasks.supervised import Supervised, cross_entropy, squared
 
 WIDE = torch.float64
 X, Y = Draw.of(0).normal(10, 4), torch.arange(10) % 3

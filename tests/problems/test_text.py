@@ -21,11 +21,11 @@ from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Batch
 from coterie.problems import Context
+from coterie.problems.catalogue.mixture import TUNED_AT_ONCE, mixture
 from coterie.problems.data import sets
-from coterie.problems.mixture import TUNED_AT_ONCE, mixture
 from coterie.problems.models import FlatModel, build, text
 from coterie.problems.models.text import Encoder, TextClassifier, encoder_folder, open_encoder, pooled
-from coterie.problems.task import Supervised
+from coterie.problems.tasks.supervised import Supervised
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "joy", "love", "fear", "of", *"12345"]
 TEXTS = ["joy of love", "fear", "love love love of fear 1 2 3 4 5", "something unheard of"]
@@ -297,5 +297,5 @@ def test_a_missing_extra_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_of_transformers_is_imported_before_an_encoder_is_opened() -> None:
-    code = "import sys, coterie.cli, coterie.problems.mixture; sys.exit('transformers' in sys.modules)"
+    code = "import sys, coterie.cli, coterie.problems.catalogue.mixture; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,7 +6,7 @@ import torch
 from coterie.federation import LocalEngine
 from coterie.numerics import Draw, project_simplex
 from coterie.problems import Context
-from coterie.problems.toy_cosine import CONVEXITY, toy_cosine
+from coterie.problems.catalogue.toy_cosine import CONVEXITY, toy_cosine
 
 WIDE = Context(0, torch.float64)
 
@@ -100,7 +100,7 @@ def test_what_it_measures_and_offers():
     problem = toy_cosine(WIDE, clients=4)
     assert problem.offers == {"gradient", "hvp", "target"}
     assert LocalEngine(problem.task, problem.train, None, problem.target).sizes.tolist() == [1024] * 4
-    from coterie.problems.view import View
+    from coterie.problems.base import View
 
     measures = problem.measure(View(problem.start, some_weights(0, 4)))
     assert set(measures) == {"validation_loss", "objective", "stationarity"}

@@ -14,7 +14,7 @@ from coterie.federation import Each
 from coterie.federation.remote.codec import DTYPES, MAGIC, CodecError, Limits, Names, decode, digest, encode, message
 from coterie.federation.remote.messages import PROTOCOL, Order, Past, Reply, Step
 from coterie.federation.tree import tree_flatten
-from coterie.methods.local_svrg import Anchor, Walk
+from coterie.methods.baselines.local_svrg import Anchor, Walk
 from coterie.numerics.sparse import Sparse
 
 NAMES = Names()
@@ -137,12 +137,12 @@ def test_what_cannot_be_sent_is_refused_by_the_sender(value: Any) -> None:
         "os:system",
         "builtins:eval",
         "coterie.experiment.config:RunTable",  # a module that is not admitted
-        "coterie.methods.works:Tensor",  # something that an admitted module imported
-        "coterie.methods.works:gradient",  # no named tuple
-        "coterie.methods.local_svrg:Nobody",
+        "coterie.methods.shared.works:Tensor",  # something that an admitted module imported
+        "shared/gradient",  # no named tuple
+        "coterie.methods.baselines.local_svrg:Nobody",
         "coterie.methods.none:Nobody",
         "coterie.methods..x:y",
-        "coterie.methods.local_svrg:Walk.share",
+        "coterie.methods.baselines.local_svrg:Walk.share",
         f"{__name__}:Mine",
     ],
 )
@@ -155,18 +155,18 @@ def test_only_named_tuples_of_admitted_modules_are_made(name: str) -> None:
 def test_a_module_that_is_not_admitted_is_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("coterie.federation.remote.codec.import_module", lambda name: asked.append(name))
-    for name in ("antigravity:x", "coterie.methodsx:y", "coterie.problems.personal:judged"):
+    for name in ("antigravity:x", "coterie.methodsx:y", "measures/judged"):
         with pytest.raises(CodecError, match="not among"):
             NAMES.work(name)
     assert asked == []
 
 
 def test_works_are_found_by_name_and_one_s_own_modules_can_be_added() -> None:
-    from coterie.methods.works import gradient
+    from coterie.methods.shared.works import gradient
 
-    assert NAMES.work("coterie.methods.works:gradient") is gradient
+    assert NAMES.work("shared/gradient") is gradient
     with pytest.raises(CodecError, match="is no work"):
-        NAMES.work("coterie.methods.works:own_rows")
+        NAMES.work("coterie.methods.shared.works:own_rows")
     with pytest.raises(CodecError, match="not among"):
         NAMES.record(f"{__name__}:Mine")
     assert NAMES.with_modules(__name__).record(f"{__name__}:Mine") is Mine
@@ -245,7 +245,12 @@ def test_thousands_of_mutated_messages_never_raise_anything_else() -> None:
     dice = random.Random(0)
     walk = Walk(0.1, 2, 0.5, 10, 4)
     step = Step(
-        "coterie.methods.works:gradient", {"batch": 3, "w": walk}, 7, (torch.ones(3), Each(torch.eye(2))), None, False
+        "shared/gradient",
+        {"batch": 3, "w": walk},
+        7,
+        (torch.ones(3), Each(torch.eye(2))),
+        None,
+        False,
     )
     originals = [
         encode(Order(PROTOCOL, 1, "run", "r", (0, 1), step, ((3,), ()))),

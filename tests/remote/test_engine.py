@@ -114,7 +114,7 @@ def test_rows_come_in_the_order_of_ids_and_each_gets_its_own() -> None:
 
 def test_draws_are_those_of_the_client() -> None:
     engine = node(3)
-    step = Step("coterie.methods.works:gradient", {}, int(DRAW.key), None, None, False)
+    step = Step("shared/gradient", {}, int(DRAW.key), None, None, False)
     assert engine.clients == (3,)
     from coterie.federation.remote.node import Numbered
 

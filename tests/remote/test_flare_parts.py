@@ -13,6 +13,9 @@ from networks import nodes
 from test_engine import DRAW, NAMES, engine_of, kinds, node, total
 from test_methods import EVERY, config_of
 
+from coterie.engines.nvflare.compute import Compute, Lost, opened, sealed
+from coterie.engines.nvflare.project import new
+from coterie.engines.nvflare.transport import LOST, FlareTransport
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble, fitting, node_of
 from coterie.experiment.config import Config, load
@@ -21,9 +24,6 @@ from coterie.federation import Federation
 from coterie.federation.remote import Address, Node, Policy, Store
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Order
-from coterie.nvflare_engine.compute import Compute, Lost, opened, sealed
-from coterie.nvflare_engine.project import new
-from coterie.nvflare_engine.transport import LOST, FlareTransport
 
 
 class Said:

@@ -11,6 +11,9 @@ import torch
 from test_conformance import DISTILLERS, assert_same, recorded
 from test_methods import EVERY, Case, keeping, opened
 
+from coterie.engines.ray.group import Cargo, Group, cargo
+from coterie.engines.ray.launch import groups
+from coterie.engines.ray.memory import Carried, Kept, as_array
 from coterie.errors import UsageError
 from coterie.experiment.build import Network, assemble, federate
 from coterie.experiment.config import Config, load
@@ -18,9 +21,6 @@ from coterie.experiment.loop import run_rounds
 from coterie.federation.remote import Address, Message, Trouble
 from coterie.federation.remote.node import part_of
 from coterie.federation.shards import pack
-from coterie.ray_engine.group import Cargo, Group, cargo
-from coterie.ray_engine.launch import groups
-from coterie.ray_engine.memory import Carried, Kept, as_array
 
 CHUNK = 2  # five clients in groups of 2, 2 + 1
 

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("nvflare") is None, reason="NVIDIA FLARE is not installed: coterie[nvflare]"),
     pytest.mark.filterwarnings("ignore"),  # what FLARE does in this process is not ours
 ]
-COMPUTE = "coterie.nvflare_engine.compute"
+COMPUTE = "coterie.engines.nvflare.compute"
 
 
 def deployed(method: str, rounds: int, **federation: Any) -> Config:
@@ -40,7 +40,7 @@ def deployed(method: str, rounds: int, **federation: Any) -> Config:
 
 
 def launched(config: Config, folder: Path, *, resume: bool = False) -> dict[str, Any]:
-    from coterie.nvflare_engine.launch import launch
+    from coterie.engines.nvflare.launch import launch
 
     return launch(config, folder, lambda *_: None, force=False, resume=resume, options={"json": True})
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import coterie
 from coterie import methods
+from coterie.engines.own import ClientData, at_server, run_here
 from coterie.errors import UsageError
-from coterie.experiment.own import ClientData, at_server, run_here
 from coterie.federation.remote import InProcess, Store
 
 

@@ -11,22 +11,22 @@ import torch
 from test_own import net, rows
 
 import coterie.methods
+from coterie.engines.own import ClientData
 from coterie.errors import UsageError
-from coterie.experiment.own import ClientData
 from coterie.federation import Shard, work
 from coterie.federation.remote import PERMISSIVE, Names, Node, NodePolicy, Store, Trouble, node_policy
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Done, Order, Step
 from coterie.federation.remote.policy import BATCHES, POSITIONS, RECORDS, SIZES, STEPS, WORKS, PolicyError, Tally
 from coterie.federation.work import Static
-from coterie.methods.local_svrg import Anchor, Walk
+from coterie.methods.baselines.local_svrg import Anchor, Walk
 from coterie.methods.registry import METHODS
 from coterie.numerics import Draw
 
 NAMES = Names().with_modules(__name__)
 MODEL = torch.zeros(15)
-GRADIENT, STEPPING = "coterie.methods.works:gradient", "coterie.methods.works:sgd_walk"
-WALKING = "coterie.methods.local_svrg:walk_alone"
+GRADIENT, STEPPING = "shared/gradient", "shared/local-steps"
+WALKING = "local-svrg/steps-alone"
 
 
 @work
@@ -80,8 +80,11 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
     "steps must be a whole number": (STEPPING, {"batch": 8, "steps": 1e9, "step": 0.1}),
     "batch = 2 is below": (WALKING, {"steps": 1, "walk": Walk(0.1, 1, 0.5, 1, 2), "first": 0}),
     "walk must be a named tuple": (WALKING, {"steps": 1, "walk": (0.1, 1, 0.5, 1, 2), "first": 0}),
-    "exceed size": ("coterie.methods.count_sketch:sketched_walk", {"rows": 1 << 20, "columns": 1 << 20, "batch": 8}),
-    "not among the modules": ("coterie.methods.two_layer:client_round", {"decode": "os:system", "batch": 8}),
+    "exceed size": (
+        "count-sketch/sketched-steps",
+        {"rows": 1 << 20, "columns": 1 << 20, "batch": 8},
+    ),
+    "not among the modules": ("two-layer/client-round", {"decode": "os:system", "batch": 8}),
 }
 
 
@@ -101,7 +104,7 @@ def test_all_rows_are_too_few_where_the_client_has_few() -> None:
 
 
 def test_works_are_admitted_by_pattern() -> None:
-    here = node(NodePolicy(works=("coterie.methods.works:*walk",)))
+    here = node(NodePolicy(works=("coterie.methods.shared.works:*walk",)))
     assert isinstance(asked(here, STEPPING, batch=8, steps=1, step=0.1), Done)
     assert "matches no pattern of works" in asked(here, GRADIENT, batch=8).reason
 

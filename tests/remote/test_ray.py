@@ -16,11 +16,11 @@ from test_conformance import assert_same, recorded
 from test_grouped import EVERY, assert_bits, config_of, on_ray
 from test_methods import Case, opened
 
+from coterie.engines.ray.launch import actors, cluster, launch, network
 from coterie.experiment.build import Network, assemble
 from coterie.experiment.config import Config, EngineTable
 from coterie.experiment.loop import run_rounds
 from coterie.federation.remote.codec import message
-from coterie.ray_engine.launch import actors, cluster, launch, network
 
 pytestmark = [
     pytest.mark.ray,
@@ -61,7 +61,7 @@ def case_of(method: str, problem: str = "friends") -> Case:
 def test_tensors_that_orders_share_are_put_into_store_once(cores: None) -> None:
     import ray
 
-    from coterie.ray_engine.transport import _split
+    from coterie.engines.ray.transport import _split
 
     model, own = torch.randn(50_000), torch.randn(3)
     orders = {k: message((k, model)) for k in range(3)} | {3: message((model, own)), 4: message((4, own))}

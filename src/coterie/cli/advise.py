@@ -35,13 +35,13 @@ def advise(
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
     """With whom should you train, and is it worth it? Reads files, tries, and writes a page and a model."""
+    from coterie.advise.advise import Effort
+    from coterie.advise.advise import advise as find_out
+    from coterie.advise.page import page, show
+    from coterie.advise.screening import Plan
     from coterie.experiment import config as configuration
-    from coterie.experiment.advise import Effort
-    from coterie.experiment.advise import advise as find_out
-    from coterie.experiment.files import write_atomically
-    from coterie.experiment.screening import Plan
-    from coterie.report.advice import page, show
     from coterie.report.terminal import console_for
+    from coterie.storage import write_atomically
 
     if contributions not in (None, "loo", "shapley"):
         raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")

@@ -22,9 +22,9 @@ class EngineEntry(NamedTuple):
 
 
 ENGINES: dict[str, EngineEntry] = {
-    "flower": EngineEntry("coterie.flower.launch:launch", "flwr", "flower"),
-    "nvflare": EngineEntry("coterie.nvflare_engine.launch:launch", "nvflare", "nvflare"),
-    "ray": EngineEntry("coterie.ray_engine.launch:launch", "ray", "ray"),
+    "flower": EngineEntry("coterie.engines.flower.launch:launch", "flwr", "flower"),
+    "nvflare": EngineEntry("coterie.engines.nvflare.launch:launch", "nvflare", "nvflare"),
+    "ray": EngineEntry("coterie.engines.ray.launch:launch", "ray", "ray"),
 }
 
 
@@ -58,7 +58,7 @@ app.add_typer(engines, name="engines")
 @engines.command("list", epilog="Example: coterie engines list")
 def list_(json: Json = False) -> None:
     """List the deployments of your runs on this machine, also those that a killed run has left."""
-    from coterie.experiment.lifetime import records
+    from coterie.engines.lifetime import records
 
     rows = [
         {
@@ -90,7 +90,7 @@ def stop(
 
     Without ids, runs in progress are left alone. Only processes that coterie has started are ended.
     """
-    from coterie.experiment.lifetime import records
+    from coterie.engines.lifetime import records
 
     found, wanted = records(), ids or []
     if unknown := [name for name in wanted if not any(record.mark.startswith(name) for record in found)]:

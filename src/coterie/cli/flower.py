@@ -17,7 +17,7 @@ app.add_typer(flower, name="flower")
 @flower.command(epilog="Example: coterie flower new hospitals")
 def new(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
     """Write a Flower project that runs as it is."""
-    from coterie.flower.project import new as write
+    from coterie.engines.flower.project import new as write
 
     launcher("flower")  # says what to install where Flower is not there
     for path in write(folder):
@@ -36,7 +36,7 @@ def try_(
     from coterie.report.terminal import console_for, show_summary
 
     launcher("flower")
-    from coterie.flower.project import try_out
+    from coterie.engines.flower.project import try_out
 
     place = out or new_folder("flower", folder.resolve().name)
     say = (lambda _: None) if json else (lambda text: print(text, file=sys.stderr, flush=True))

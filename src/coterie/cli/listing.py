@@ -18,7 +18,7 @@ def _listing(what: str) -> list[dict[str, Any]]:
     if what not in ("methods", "problems", "papers"):
         raise unknown("list", what, ("methods", "problems", "papers"))
     if what == "problems":
-        from coterie.problems.registry import PROBLEMS
+        from coterie.problems.catalogue.registry import PROBLEMS
 
         return [{"name": p.name, "what": p.summary} for p in PROBLEMS]
     from coterie.methods.registry import METHODS

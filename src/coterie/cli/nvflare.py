@@ -19,7 +19,7 @@ def _group() -> None:
 @nvflare.command(epilog="Example: coterie nvflare new hospitals")
 def new(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
     """Write a FLARE job that runs as it is."""
-    from coterie.nvflare_engine.project import new as write
+    from coterie.engines.nvflare.project import new as write
 
     for path in write(folder):
         print(path)

@@ -37,9 +37,9 @@ def reproduce(
     a small sample of a stored result again and ends with exit code 1 where a value differs.
     """
     from coterie.cli.compare import numbers
-    from coterie.experiment.reproduce import MEASURED, STUDIES, markdown, study
-    from coterie.experiment.reproduce import reproduce as run_study
     from coterie.report.terminal import RunsBar, console_for
+    from coterie.reproduce import MEASURED, STUDIES, markdown, study
+    from coterie.reproduce import reproduce as run_study
 
     if name == "list":
         listed = [
@@ -72,8 +72,8 @@ def reproduce(
 
 def _check(files: list[Path], out: Path, cells: int, tolerance: float, jobs: int | None, json: bool) -> None:
     """Run a sample of stored results again, print both values, and fail where they differ."""
-    from coterie.experiment.reproduce import check_stored, study
     from coterie.report.terminal import RunsBar, console_for
+    from coterie.reproduce import check_stored, study
 
     found = files or sorted(Path("docs/results").glob("*.json"))
     if not found:

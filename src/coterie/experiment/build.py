@@ -26,23 +26,23 @@ from coterie.federation import (
     Static,
     faster_mode,
 )
-from coterie.federation.channel import Compression
-from coterie.federation.faults import Faults, Faulty
 from coterie.federation.local import Mode
-from coterie.federation.privacy import Mechanism, composed, epsilon, library, unamplified
 from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
+from coterie.federation.stages.compression import Compression
+from coterie.federation.stages.faults import Faults, Faulty
+from coterie.federation.stages.privacy import Mechanism, composed, epsilon, library, unamplified
 from coterie.federation.work import Handle, lent
 from coterie.methods import Method
-from coterie.methods.compressed import compressed
-from coterie.methods.forfeiting import forfeiting
-from coterie.methods.private import check_private, private
 from coterie.methods.registry import METHODS, learns_weights, method_entry
-from coterie.methods.works import gradient
+from coterie.methods.shared.compressing import compressed
+from coterie.methods.shared.forfeiting import forfeiting
+from coterie.methods.shared.private import check_private, private
+from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.parameters import StatisticsPrivacy
-from coterie.problems.registry import problem_entry
-from coterie.problems.task import Supervised
+from coterie.problems.catalogue.registry import problem_entry
+from coterie.problems.tasks.supervised import Supervised
+from coterie.settings import StatisticsPrivacy
 
 MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE

@@ -18,11 +18,11 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.experiment.files import make_folder, tensor_bytes, write_atomically
 from coterie.federation.ledger import Ledger
 from coterie.federation.naming import current
 from coterie.federation.tree import Tree, mapped, named_leaves, tree_flatten, tree_unflatten
 from coterie.federation.work import Handle, Memory, held
+from coterie.storage import make_folder, tensor_bytes, write_atomically
 
 VERSION = 1
 KEEP = 2

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from coterie.errors import UsageError
 from coterie.experiment.build import check_needs, make_problem
 from coterie.experiment.config import Config, load, resolve
-from coterie.experiment.files import write_atomically, write_json
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
 from coterie.methods.registry import method_entry
 from coterie.numerics.paired import flip_test, holm, least_p, ranks, t_test
+from coterie.storage import write_atomically, write_json
 
 MEASURES = (
     "personal_accuracy",

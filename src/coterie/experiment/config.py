@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from coterie import machine
 from coterie.errors import UsageError, unknown
-from coterie.federation.faults import KINDS
+from coterie.federation.stages.faults import KINDS
 from coterie.methods.registry import MethodEntry, method_entry
-from coterie.problems.parameters import Count, NonNegative, Positive, Probability, checked, explain
-from coterie.problems.registry import problem_entry
+from coterie.problems.catalogue.registry import problem_entry
+from coterie.settings import Count, NonNegative, Positive, Probability, checked, explain
 
 T = TypeVar("T", bound="_Table")
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from coterie.problems.view import View
+from coterie.problems.base import View
 
 MEASURE = "validation_loss"
 JUMPS = 4.0  # κ

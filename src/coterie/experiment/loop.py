@@ -20,16 +20,16 @@ from coterie.errors import NoClients, RunError, UsageError, clean
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
 from coterie.experiment.config import platform_of
-from coterie.experiment.files import write_json
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.records import Records, save_model
-from coterie.federation.faults import SPOILS
 from coterie.federation.ledger import Ledger
+from coterie.federation.stages.faults import SPOILS
 from coterie.federation.tree import Tree, named_leaves
 from coterie.federation.work import Handle, Memory, elsewhere, held, lent
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
+from coterie.storage import write_json
 
 
 class Observer(Protocol):

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from coterie.errors import UsageError, clean
-from coterie.experiment.files import cell
 from coterie.problems.files.prepare import Preparation
 from coterie.problems.files.problem import network
 from coterie.problems.files.reading import (
@@ -30,6 +29,7 @@ from coterie.problems.files.reading import (
 )
 from coterie.problems.files.tables import MISSING
 from coterie.problems.models import FlatModel
+from coterie.storage import cell
 
 LARGEST = 64 << 20  # bytes of preprocess.json
 MOST = 1 << 26  # numbers of one input

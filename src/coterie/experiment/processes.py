@@ -19,8 +19,8 @@ from coterie import machine
 from coterie.consent import search_path
 from coterie.errors import RunError
 from coterie.experiment.config import Config, load
-from coterie.experiment.files import make_folder, write_atomically
 from coterie.experiment.run import finished
+from coterie.storage import make_folder, write_atomically
 
 TAIL = 1 << 16
 TICK = 0.5

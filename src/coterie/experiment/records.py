@@ -10,7 +10,7 @@ from typing import IO, Any
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
-from coterie.experiment.files import sole_user, tensor_bytes, unfinished, write_atomically
+from coterie.storage import sole_user, tensor_bytes, unfinished, write_atomically
 
 GROWING = ("metrics.jsonl", "weights.csv", "events.jsonl")
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from coterie.errors import RunError, UsageError, cleaned
 from coterie.experiment.build import Network, assemble
 from coterie.experiment.config import Config, RunTable, load
-from coterie.experiment.files import make_folder, sole_user, sweep, write_atomically, write_json
 from coterie.experiment.loggers import with_logs
 from coterie.experiment.loop import Observer, is_spent, run_rounds
 from coterie.experiment.records import check, prepare
+from coterie.storage import make_folder, sole_user, sweep, write_atomically, write_json
 
 
 class Watch(Protocol):

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from coterie.errors import RunError, UsageError
 from coterie.experiment.config import Config, resolve
-from coterie.experiment.files import write_atomically, write_json
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
+from coterie.storage import write_atomically, write_json
 
 MEASURES = (("validation_accuracy", max), ("validation_loss", min), ("objective", min))
 

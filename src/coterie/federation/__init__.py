@@ -10,10 +10,10 @@ from coterie.federation.api import (
     Replies,
     Screening,
 )
-from coterie.federation.attacks import Attack, Attacked
 from coterie.federation.ledger import Ledger
 from coterie.federation.local import LocalEngine, faster_mode
 from coterie.federation.shards import Batch, Rows, Shard, Stack, pack
+from coterie.federation.stages.attacks import Attack, Attacked
 from coterie.federation.work import RESULT, Each, Memory, Static, Update, Work, moved_from, work
 
 __all__ = [

@@ -25,7 +25,7 @@ from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_u
 from coterie.federation.tree import size as size_of
 from coterie.federation.work import Each, Memory, held, info_of
 from coterie.numerics import Draw
-from coterie.numerics.kept import Seen
+from coterie.numerics.memo import Seen
 
 Mode = Literal["vmap", "sequential"]
 LONG = 1.0  # seconds

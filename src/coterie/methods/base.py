@@ -8,8 +8,8 @@ from typing import Any
 
 from coterie.federation import Federation
 from coterie.numerics import Draw
-from coterie.problems.parameters import checked
-from coterie.problems.view import View
+from coterie.problems.base import View
+from coterie.settings import checked
 
 
 @dataclass(frozen=True)

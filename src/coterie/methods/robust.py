@@ -19,11 +19,11 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.works import local_sgd
+from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw, robust
-from coterie.problems.byzantine import Attackers, head_count
-from coterie.problems.parameters import BatchSize, Count, Positive
-from coterie.problems.view import View
+from coterie.problems.base import View
+from coterie.problems.catalogue.byzantine import Attackers, head_count
+from coterie.settings import BatchSize, Count, Positive
 
 Aggregate = Callable[[Tensor], Tensor]
 

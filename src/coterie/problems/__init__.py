@@ -1,6 +1,6 @@
 """What is minimised: model, losses, shards, target, measures."""
 
-from coterie.problems.parameters import Context
+from coterie.problems.base import Context
 from coterie.problems.weighting import Weighting, weighting
 
 __all__ = ["Context", "Weighting", "weighting"]

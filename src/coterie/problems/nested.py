@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie.errors import UsageError
 from coterie.federation import Batch, Rows, Shard, Stack, pack
 from coterie.federation.tree import tensors
-from coterie.problems.flat import Flat, Variable
-from coterie.problems.nested_checks import examine, understands_padding
-from coterie.problems.oracles import mixed_vector
-from coterie.problems.view import View
+from coterie.numerics.derivatives import mixed_vector
+from coterie.problems.base import View
+from coterie.problems.tasks.checks import examine, understands_padding
+from coterie.problems.tasks.variables import Flat, Variable
 
 Kind = Literal["bilevel", "minimax", "compositional", "single-level"]
 Loss = Callable[[Any, Any, Batch], Tensor]

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation import Attack, Rows, Shard, Stack, pack
+from coterie.problems.base import Task, View
 from coterie.problems.models import FlatModel
-from coterie.problems.personal import group_weights, personal_measures
-from coterie.problems.task import RowLoss, Supervised, Task, check_labels, cross_entropy
-from coterie.problems.view import View
+from coterie.problems.tasks.personal import group_weights, personal_measures
+from coterie.problems.tasks.supervised import RowLoss, Supervised, check_labels, cross_entropy
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from coterie.experiment.files import cell, write_atomically
 from coterie.report.page import table, write
 from coterie.report.results import read_all
 from coterie.report.svg import esc, size
 from coterie.report.terminal import HEADLINES, measure_text
+from coterie.storage import cell, write_atomically
 
 LABELS = dict(HEADLINES)
 

@@ -7,7 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from coterie.experiment.files import make_folder, write_atomically
 from coterie.report.charts import (
     Group,
     groups,
@@ -21,6 +20,7 @@ from coterie.report.charts import (
 )
 from coterie.report.results import Run, moved
 from coterie.report.svg import CHART_STYLE, COLOUR_CLASSES, DARK_THEME, LIGHT_THEME, Chart, as_json, esc, size
+from coterie.storage import make_folder, write_atomically
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 FIRST = 4  # measures that are shown at once; the others unfold

@@ -26,7 +26,7 @@ from torch import Tensor
 from coterie.experiment.build import Parts
 from coterie.experiment.processes import Job, Watch, rounds_done
 from coterie.numerics import clusters
-from coterie.problems.view import View
+from coterie.problems.base import View
 
 HEADLINES = (
     ("personal_accuracy", "mean personal accuracy"),

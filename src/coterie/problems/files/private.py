@@ -34,12 +34,12 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation import Ledger, Shard, Static, work
-from coterie.federation.privacy import Mechanism, Private
+from coterie.federation.stages.privacy import Mechanism, Private
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 from coterie.problems.files.prepare import INDICATED, ROWS, Numeric, Preparation, Worded, federation_of, in_order
 from coterie.problems.files.tables import Tables
-from coterie.problems.parameters import StatisticsPrivacy
+from coterie.settings import StatisticsPrivacy
 
 PER_NUMBER = 5 / 4  # the largest squared length that a numeric column adds to a row's vector
 CHANCE = 0.05  # that any coordinate of pure noise exceeds the threshold

@@ -16,13 +16,14 @@ from coterie.consent import resolve
 from coterie.errors import UsageError
 from coterie.federation import Ledger, Rows, Shard, Stack
 from coterie.numerics import Draw
+from coterie.problems.base import Context
 from coterie.problems.files.prepare import Preparation, learnt, transformed
 from coterie.problems.files.private import learnt_privately
 from coterie.problems.files.tables import MISSING, Holder, Options, expand, notes_on, read
 from coterie.problems.models import MODELS, FlatModel, build
-from coterie.problems.parameters import Context, Count, Name, NonNegative
-from coterie.problems.task import LOSSES, RowLoss, Supervised, cross_entropy
+from coterie.problems.tasks.supervised import LOSSES, RowLoss, Supervised, cross_entropy
 from coterie.problems.weighting import Weighting, weighting
+from coterie.settings import Count, Name, NonNegative
 
 Part = Annotated[float, Field(ge=0.0, lt=1.0)]
 ME = "(the target)"

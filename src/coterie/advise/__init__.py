@@ -1,0 +1,1 @@
+"""With whom should we train? Screening, placebos, folds, and the page that answers."""

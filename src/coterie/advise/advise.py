@@ -1,0 +1,373 @@
+"""With whom should the target train, and is it worth it? An answer with intervals, from somebody's own files.
+
+1. Screening (screening.py): a held-out comparison a partner, with placebos and Holm's correction.
+2. Learned weights, training alone and plain averaging, for every fold of several random orders of the target's rows:
+   the fold is the test, of the rest some rows train and the others judge the weights; alone, the target trains on all
+   of the rest. The weights are learned again on bootstrap resamples of the judging rows, so that their spread is seen.
+3. A paired test of learned weights against alone and against averaging, over the target's rows.
+4. What a training costs, how sure the answer is, and how many rows would make it sure.
+
+The answer is plain data (`advice.json`); pages and tables are made of it elsewhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, log, sqrt
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from coterie.advise.contributions import Contributions, contributions
+from coterie.advise.screening import LEVEL, NEGLIGIBLE, Paired, Plan, Screened, as_dict, paired, screen, squared_errors
+from coterie.errors import RunError, UsageError
+from coterie.experiment.build import Parts, check_needs, checked_device, federate
+from coterie.experiment.config import Config, PrivacyTable
+from coterie.experiment.loop import Result, run_rounds
+from coterie.experiment.records import prepare
+from coterie.federation import Rows, Shard
+from coterie.federation.ledger import Ledger
+from coterie.methods.registry import method_entry
+from coterie.numerics import Draw
+from coterie.problems import Context
+from coterie.problems.files import FilesProblem, Ground, ground
+from coterie.problems.tasks.supervised import Supervised
+from coterie.storage import write_atomically, write_json
+
+ALONE, AVERAGE = "local-train", "fedavg"
+SMALL = 1024  # shards up to so many rows are used whole in every step
+TUNED_BATCH = 128
+ANSWERS = {
+    "yes": "Training together with learned weights beats training alone.",
+    "no": "Training together does not beat training alone: stay alone.",
+    "not shown": "That training together beats training alone is not shown: your rows are too few, or they are enough.",
+}
+Say = Callable[[str], None]
+
+
+class Effort(NamedTuple):
+    """How much is done: orders of the target's rows, bootstrap resamples, and the screening's plan."""
+
+    repeats: int = 2
+    bootstraps: int = 5
+    plan: Plan = Plan()
+
+
+class Trial(NamedTuple):
+    """Held-out errors [n] and right answers [n] of one strategy, by row, averaged over repeats, and one ledger."""
+
+    errors: np.ndarray
+    right: np.ndarray | None
+    ledger: Ledger
+
+
+def advise(
+    config: Config,
+    folder: Path | None = None,
+    effort: Effort = Effort(),  # noqa: B008
+    *,
+    values: str | None = None,
+    say: Say = lambda text: None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """The advice as plain data; with a folder, advice.json and the model (MODEL_DIR of `coterie predict`) go there.
+
+    values is None, "loo" or "shapley": contributions beside the weights. say is told what is going on.
+    """
+    place = settled(config, effort.repeats)
+    if folder is not None:
+        prepare(folder, force=force)
+        write_atomically(folder / "config.toml", config.as_toml().encode())
+    K, n = len(place.partners), place.target_rows
+    say(f"{K} partners with {sum(h.rows for h in place.holders[:-1]):,} rows; {n:,} rows of your own")
+    draw = Draw.of(config.run.seed).phase("advise")
+    say(f"screening: {K} × {1 + effort.plan.placebos} models a fold, {effort.plan.folds} folds, trained together")
+    screened = screen(place, effort.plan, draw.phase("screening"))
+    trials, weights = _strategies(place, config, effort, draw, say)
+    found = None if values is None else contributions(place, values, effort.plan, draw.phase("contributions"), say=say)
+    learned = trials[config.run.method]
+    comparisons = {name: paired(trials[name].errors - learned.errors, effort.plan.folds) for name in (ALONE, AVERAGE)}
+    advice = _advice(place, config, effort, screened, trials, weights, comparisons, found)
+    if folder is not None:
+        say("training the model on everything")
+        _final(place, config, folder / "model")
+        write_json(folder / "advice.json", advice)
+    return advice
+
+
+def settled(config: Config, orders: int) -> Ground:
+    """The files of a configuration, read and prepared, with so many random orders of the target's rows."""
+    if config.run.problem != "files":
+        raise UsageError(f"advise works on problem files, not {config.run.problem}; set run.problem='files'.")
+    if config.privacy != PrivacyTable():
+        raise UsageError(
+            "advise trains many models on the rows as they are and reports on each client: [privacy] would cover none "
+            "of it. Leave it out, and train with `coterie run` if the model should be private."
+        )
+    settings = {key: value for key, value in config.problem.items() if key not in ("own", "test")}
+    device = checked_device(config.run.device, config.run.dtype)
+    context = Context(config.run.seed, getattr(torch, config.run.dtype), device)
+    return ground(context, **settings, orders=orders)
+
+
+def _strategies(
+    place: Ground, config: Config, effort: Effort, draw: Draw, say: Say
+) -> tuple[dict[str, Trial], np.ndarray]:
+    """Every strategy on every fold of every order; the learned weights of all runs, [runs, K + 1]."""
+    folds, n = effort.plan.folds, place.target_rows
+    learned = config.run.method
+    errors = {name: np.zeros((effort.repeats, n)) for name in (learned, ALONE, AVERAGE)}
+    right = {name: np.zeros((effort.repeats, n)) for name in errors}
+    ledgers: dict[str, Ledger] = {}
+    weights: list[Tensor] = []
+    trainer = _Trainer(place, config)
+    for r in range(effort.repeats):
+        say(f"learned weights, alone, averaging: order {r + 1} of {effort.repeats}, {folds} folds")
+        row = _original(place, r)
+        for f in range(folds):
+            first, last = -(-f * n // folds), -(-(f + 1) * n // folds)
+            problem = trainer.split(r, first, last - first)
+            test = place.rows(place.span(r, first, last - first)).all()
+            for name in errors:
+                result = trainer.train(name, problem, config.run.seed + r)
+                ledgers.setdefault(name, result.ledger)
+                theta = result.view.model
+                with torch.no_grad():
+                    mine = row[first:last]
+                    errors[name][r, mine] = squared_errors(trainer.task, theta, test).double().cpu().numpy()
+                    if trainer.task.classes is not None:
+                        outputs = trainer.task.model(theta, test.inputs)
+                        right[name][r, mine] = (outputs.argmax(1) == test.labels).cpu().numpy()
+                if name == learned and result.view.weights is not None:
+                    weights.append(result.view.weights)
+    for b in range(effort.bootstraps):
+        first = -(-(b % folds) * n // folds)
+        problem = trainer.split(0, first, n // folds)
+        result = trainer.train(learned, _resampled(problem, draw.phase("bootstrap").step(b)), config.run.seed + b)
+        if result.view.weights is not None:
+            weights.append(result.view.weights)
+    classes = trainer.task.classes is not None
+    trials = {
+        name: Trial(errors[name].mean(0), right[name].mean(0) if classes else None, ledgers[name]) for name in errors
+    }
+    return trials, torch.stack(weights).double().cpu().numpy() if weights else np.zeros((0, len(place.partners) + 1))
+
+
+def _original(place: Ground, order: int) -> np.ndarray:
+    """For each place of an order, the number of that row in a numbering common to all orders."""
+    return place.orders[order].numpy()
+
+
+class _Trainer:
+    """Trains any of the strategies on any split; mode and chunk are chosen once."""
+
+    def __init__(self, place: Ground, config: Config) -> None:
+        self.place, self.config = place, config
+        self.small = int(place.stack.counts.max()) <= SMALL
+        n = place.target_rows
+        problem = self.split(0, 0, n // 5)
+        assert isinstance(problem.task, Supervised)
+        self.task = problem.task
+        _, chosen = federate(problem, config.federation)
+        self.federation = config.federation.model_copy(update=chosen)
+
+    def split(self, order: int, first: int, tested: int) -> FilesProblem:
+        """Test rows from a place of an order's circle; of the others, own for training, the rest for the weights."""
+        n, settings = self.place.target_rows, self.config.problem
+        others = n - tested
+        own = round(settings["own"] / max(1e-9, 1.0 - settings["test"]) * others)
+        own = min(own, others - 2)
+        after = first + tested
+        return self.place.problem(
+            self.place.span(order, after, own),
+            self.place.span(order, after + own, others - own),
+            self.place.span(order, first, tested) if tested else None,
+        )
+
+    def train(self, name: str, problem: FilesProblem, seed: int, folder: Path | None = None) -> Result:
+        """One training; a run that does not finish is an error that says why."""
+        config = self.config if name == self.config.run.method else self.config.for_baseline(name)
+        settings = dict(config.method)
+        if self.small and settings.get("batch") == TUNED_BATCH:
+            settings["batch"] = "all"  # sampling small shards would only add noise
+        method = method_entry(name).make(**settings)
+        check_needs(method, problem, "files")
+        rounds = config.run.rounds
+        run = config.run.model_copy(
+            update={"method": name, "seed": seed, "record": rounds, "checkpoint": rounds, "baselines": [], "threads": 1}
+        )
+        fed, _ = federate(problem, self.federation)
+        changed = replace(config, run=run, method=settings, federation=self.federation)
+        parts = Parts(changed, problem, method, fed)
+        if folder is not None:
+            prepare(folder, force=True)
+            write_atomically(folder / "config.toml", parts.config.as_toml().encode())
+        result = run_rounds(parts, folder)
+        if result.summary["outcome"] != "finished":
+            raise RunError(f"{name} {result.summary['outcome']}: {result.summary['message']}")
+        return result
+
+
+def _resampled(problem: FilesProblem, draw: Draw) -> FilesProblem:
+    """The same with a bootstrap resample of the rows that judge the weights."""
+    assert problem.target is not None
+    assert problem.target.valid is not None
+    valid = problem.target.valid
+    some = valid.take(draw.integers(valid.capacity, valid.capacity))
+    rows = Rows(some.columns, valid.offset, valid.count, valid.capacity)
+    return replace(problem, target=Shard(problem.task, problem.target.train, rows))
+
+
+def _final(place: Ground, config: Config, folder: Path) -> None:
+    """The model for use: learned weights, no row kept for a test."""
+    trainer = _Trainer(place, config)
+    trainer.train(config.run.method, trainer.split(0, 0, 0), config.run.seed, folder)
+
+
+def _advice(
+    place: Ground,
+    config: Config,
+    effort: Effort,
+    screened: Screened,
+    trials: dict[str, Trial],
+    weights: np.ndarray,
+    comparisons: dict[str, Paired],
+    found: Contributions | None,
+) -> dict[str, Any]:
+    """Everything as plain data."""
+    learned = config.run.method
+    unit = "Brier score" if place.prepared.classes else "squared error (in standard deviations of the label)"
+    partners = []
+    for k, one in enumerate(screened.partners):
+        share = weights[:, k] if len(weights) else np.zeros(1)
+        low, high = np.percentile(share, [2.5, 97.5])
+        entry = {**as_dict(one), "weight": {"value": float(share.mean()), "low": float(low), "high": float(high)}}
+        partners.append(entry if found is None else {**entry, "contribution": found.values[k]})
+    against_alone = comparisons[ALONE]
+    error = float(trials[ALONE].errors.mean())
+    worth = _worth(against_alone, error)
+    cost = trials[learned].ledger.total
+    spent = screened.ledger.total
+    needed = _rows_needed(against_alone, place.target_rows)
+    return {
+        "version": 1,
+        "data": {
+            "clients": config.problem["clients"],
+            "target": config.problem["target"],
+            "label": config.problem["label"],
+            "kind": place.prepared.form.kind,
+            "classes": list(place.prepared.classes),
+            "target_rows": place.target_rows,
+            "partner_rows": sum(holder.rows for holder in place.holders[:-1]),
+            "model": config.problem["model"],
+            "parameters": place.model.size,
+        },
+        "worth_it": worth,
+        "headline": _headline(worth, screened),
+        "measure": unit,
+        "partners": partners,
+        "own_weight": float(weights[:, -1].mean()) if len(weights) else None,
+        "strategies": {
+            _called(name, learned): {
+                "method": name,
+                "error": float(trial.errors.mean()),
+                "accuracy": None if trial.right is None else float(trial.right.mean()),
+                "rounds": trial.ledger.total.rounds,
+                "bytes": trial.ledger.total.bytes_up + trial.ledger.total.bytes_down,
+            }
+            for name, trial in trials.items()
+        },
+        "comparison": {
+            _called(name, learned): {
+                "gain": one.interval._asdict(),
+                "relative": one.interval.value / max(1e-12, float(trials[name].errors.mean())),
+                "t": one.t,
+                "p_better": one.p_upper,
+                "p_worse": one.p_lower,
+                "effect_size": one.effect,
+            }
+            for name, one in comparisons.items()
+        },
+        "cost": {
+            "training": {"rounds": cost.rounds, "bytes": cost.bytes_up + cost.bytes_down},
+            "screening": {"rounds": spent.rounds, "bytes": spent.bytes_up + spent.bytes_down},
+            "trainings": 3 * effort.repeats * effort.plan.folds + effort.bootstraps,
+        },
+        "certainty": {
+            "target_rows": place.target_rows,
+            "rows_needed": needed,
+            "bound": _bound_terms(place),
+        },
+        "contributions": None if found is None else found.as_dict(weights.mean(0).tolist() if len(weights) else None),
+        "plan": {**effort.plan._asdict(), "repeats": effort.repeats, "bootstraps": effort.bootstraps, "level": LEVEL},
+        "notes": list(place.notes),
+        "seed": config.run.seed,
+    }
+
+
+def _called(name: str, learned: str) -> str:
+    return {learned: "learned", ALONE: "alone", AVERAGE: "average"}[name]
+
+
+def _worth(one: Paired, error: float) -> str:
+    """yes, no, or not shown: whether learned weights beat training alone."""
+    if one.p_upper <= LEVEL:
+        return "yes"
+    if one.p_lower <= LEVEL or one.interval.high < NEGLIGIBLE * error:
+        return "no"
+    return "not shown"
+
+
+def _headline(worth: str, screened: Screened) -> str:
+    """The answer in two or three sentences. Without a helper, what was gained is not the partners' doing."""
+    total = len(screened.partners)
+    by = {v: [p.name for p in screened.partners if p.verdict == v] for v in ("helps", "neutral", "harms")}
+    few, bad = len(by["helps"]) == 1, len(by["harms"]) == 1
+    if not by["helps"]:
+        worth = "not shown" if worth == "yes" else worth
+        who = f"None of the {total} partners is shown to help."
+    elif worth == "yes":
+        who = f"{_named(by['helps'], total)} help{'s' if few else ''}."
+    else:
+        who = f"{_named(by['helps'], total)} {'is' if few else 'are'} worth training with, if with anybody."
+    if by["harms"]:
+        who += f" {_named(by['harms'], total)} harm{'s' if bad else ''} if averaged in."
+    return f"{who} {ANSWERS[worth]}"
+
+
+def _named(names: list[str], total: int) -> str:
+    if len(names) == total and total > 2:
+        return f"All {total} partners"
+    if len(names) > 6:
+        return f"{len(names)} of {total} partners"
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _rows_needed(one: Paired, n: int) -> int | None:
+    """Rows of the target with which a gain as large as the one seen would be shown in four cases of five.
+
+    t grows as √n. None where nothing was gained, so that no number of rows would show it.
+    """
+    if one.t <= 0.05:
+        return None
+    wanted = float(norm.ppf(1 - LEVEL) + norm.ppf(0.8))
+    return ceil(n * (wanted / one.t) ** 2)
+
+
+def _bound_terms(place: Ground) -> list[dict[str, float]]:
+    """The two terms of Theorem 1 of 'Adaptively weighted nodes' without their constants, for more rows of the target.
+
+    √((ν + log 1/δ)/n_valid) and ((ν + K + log 1/δ) K b²/n_train)^¼ with δ = 0.05 and b = 1; the number of parameters
+    stands for the dimension ν. Where the first is the larger, more validation rows help most; else more partner rows.
+    """
+    nu, K, tail = place.model.size, len(place.partners), log(1 / LEVEL)
+    train = min(holder.rows for holder in place.holders[:-1])
+    second = ((nu + K + tail) * K / train) ** 0.25
+    terms = []
+    for factor in (1, 2, 5, 10):
+        rows = place.target_rows * factor
+        terms.append({"target_rows": rows, "validation_term": sqrt((nu + tail) / rows), "training_term": second})
+    return terms

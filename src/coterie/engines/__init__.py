@@ -1,0 +1,1 @@
+"""Where clients live when they are not in this process: Flower, NVIDIA FLARE, Ray."""

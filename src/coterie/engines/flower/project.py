@@ -1,0 +1,73 @@
+"""`coterie flower new` and `coterie flower try`: a project of one's own, and a federation on this machine to try it."""
+
+import json
+import re
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coterie.engines.flower.deployment import Deployment
+from coterie.engines.follow import interruptible, tell
+from coterie.errors import RunError, UsageError
+
+LOOK = 0.5
+TEMPLATE = Path(__file__).parent / "template"
+
+
+def new(folder: Path) -> list[Path]:
+    """Write a project into a new folder; the files."""
+    package = re.sub(r"\W+", "_", folder.resolve().name.lower()).strip("_")
+    if not package or package[0].isdigit():
+        raise UsageError(f"{folder.name!r} gives no name for a Python package; choose one that begins with a letter.")
+    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
+        raise UsageError(f"{folder} is not empty; choose another folder.")
+    written = []
+    for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
+        name = source.relative_to(TEMPLATE).as_posix().replace("PACKAGE", package).removesuffix(".txt")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = source.read_text(encoding="utf-8").replace("PACKAGE", package).replace("NAME", package.replace("_", "-"))
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The run settings of a project's pyproject.toml."""
+    path = folder / "pyproject.toml"
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+        return found
+    except FileNotFoundError:
+        raise UsageError(f"{folder} is no Flower project: it has no pyproject.toml.") from None
+    except (KeyError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} has no [tool.flwr.app.config] ({error}).") from None
+
+
+def try_out(folder: Path, clients: int, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run a project with so many SuperNodes on this machine; the summary that its server wrote."""
+    settings_of(folder)
+    with interruptible(), Deployment() as flower:
+        flower.superlink()
+        for k in range(clients):
+            flower.supernode(k, clients)
+        (out / "summary.json").unlink(missing_ok=True)
+        run = flower.submit(folder, out=str(out.resolve()))
+        say(f"run {run} has started; results go to {out}")
+        told, looked = 0, time.monotonic()
+        while not (out / "summary.json").is_file():
+            time.sleep(LOOK)
+            told = tell(out / "metrics.jsonl", told, say)
+            if "superlink" in flower.ended():
+                raise RunError("Flower's SuperLink has ended before the run did.")
+            if time.monotonic() - looked > 15.0:
+                looked = time.monotonic()
+                status = flower.status(run)
+                if status.startswith("finished") and not (out / "summary.json").is_file():
+                    raise RunError(f"the run ended without a result ({status}):\n{flower.log('superlink')[-800:]}")
+        tell(out / "metrics.jsonl", told, say)
+        time.sleep(LOOK)  # the summary is the last file that is written
+        summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+        return summary

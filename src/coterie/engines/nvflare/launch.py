@@ -1,0 +1,160 @@
+"""`coterie run --engine nvflare`: a deployment of FLARE on this machine (its POC mode), started and ended here.
+
+The job's server side writes the result folder; this process starts things, tells how far they are, and ends them.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from nvflare.collab import CollabRecipe
+from nvflare.recipe.poc_env import PocEnv
+
+from coterie.engines.follow import LOOK, answered, interruptible, speaker, tell
+from coterie.engines.lifetime import Lifetime, free_ports, notice
+from coterie.engines.nvflare.app import Client, Server
+from coterie.engines.nvflare.compute import sealed
+from coterie.errors import RunError
+from coterie.experiment.build import fitting
+from coterie.experiment.config import Config
+from coterie.experiment.records import check
+from coterie.experiment.run import Watch
+
+MEMORY = "clients"
+HOST = "localhost"  # FLARE binds a server of this name to 127.0.0.1, and one of any other name to all interfaces
+ADMIN = "admin@nvidia.com"  # whom FLARE's POC mode submits jobs as
+LOGIN = 60.0  # seconds for FLARE's server to come up
+OVER = ("FINISHED", "FAILED", "ABORTED")
+
+
+def launch(
+    config: Config, folder: Path, watch: Watch, *, force: bool, resume: bool, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run or resume a configuration on FLARE; the summary."""
+    if not resume:
+        check(folder, force=force)
+    problem, _ = fitting(config)
+    sites = [f"site-{k + 1}" for k in range(problem.clients)]
+    say = speaker(options)
+    if left := notice():
+        say(left)
+    with interruptible(), Lifetime("nvflare") as life:
+        answer = life.folder / "answer.json"
+        job = recipe(
+            "coterie",
+            sites,
+            config=config.as_toml(),
+            folder=str(folder.resolve()),
+            memory=str(folder.resolve() / MEMORY),
+            answer=str(answer),
+            force=force,
+        )
+        say(f"NVIDIA FLARE: starting a server and {len(sites)} sites on this machine")
+        with deployment(life, sites) as poc:
+            number = poc.deploy(job.finalize())
+            life.note()
+            say(f"job {number} was submitted; results go to {folder}")
+            return _followed(poc, number, folder, answer, say)
+
+
+def recipe(
+    name: str,
+    sites: list[str],
+    *,
+    config: str,
+    folder: str,
+    memory: str = "",
+    answer: str = "",
+    force: bool = False,
+    load: str = "",
+    modules: tuple[str, ...] = (),
+    shares_memory: bool = False,
+    minimum: int | None = None,
+    files: tuple[str, ...] = (),
+    policy: str = "",
+) -> CollabRecipe:
+    """The job of a run. Site number k is client k.
+
+    Without `load`, every site builds the configured problem and keeps the rows of its client; with "module:function",
+    that gives a site its own rows. `files` go with the job. It begins when `minimum` sites are there, all by default:
+    FLARE lets nobody in later. `policy` is the path of a TOML file at the sites that says what a server may ask for;
+    the variable COTERIE_NODE_POLICY of a site comes before it.
+    """
+    here = {"sites": sites, "config": config}
+    server = {**here, "folder": folder, "answer": answer, "force": force, "own_rows": bool(load)}
+    client = {**here, "memory": memory, "load": load, "modules": list(modules), "shares_memory": shares_memory}
+    client["policy"] = policy
+    job = CollabRecipe(
+        name, Server(sealed(server)), Client(sealed(client)), sync_task_timeout=300, min_clients=minimum or len(sites)
+    )
+    for file in files:
+        job.add_client_file(file)
+    return job
+
+
+@contextmanager
+def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
+    """A server and sites that talk over loopback, on ports that were free, ended whatever happens."""
+    port, admin_port = free_ports(2)
+    project = life.folder / "project.yml"
+    project.write_text(json.dumps(_project(sites, port, admin_port)), encoding="utf-8")  # JSON is YAML
+    life.note(port, admin_port)
+    before = os.environ.get("NVFLARE_POC_WORKSPACE")
+    os.environ["NVFLARE_POC_WORKSPACE"] = str(life.folder / "poc")
+    try:
+        poc = PocEnv(
+            clients=sites,
+            num_clients=len(sites),
+            project_conf_path=str(project),
+            username=ADMIN,
+            extra={"login_timeout": LOGIN},
+        )
+        with life.inherited(), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+            try:
+                yield poc
+            finally:
+                poc.stop()
+    finally:
+        os.environ.pop("NVFLARE_POC_WORKSPACE")
+        if before is not None:
+            os.environ["NVFLARE_POC_WORKSPACE"] = before
+
+
+def _project(sites: list[str], port: int, admin_port: int) -> dict[str, Any]:
+    """FLARE's description of a federation: who takes part, and what makes their certificates and start-up kits."""
+    people = [{"name": ADMIN, "type": "admin", "org": "coterie", "role": "project_admin"}]
+    server = {"name": HOST, "type": "server", "org": "coterie", "fed_learn_port": port, "admin_port": admin_port}
+    clients = [{"name": site, "type": "client", "org": "coterie"} for site in sites]
+    builders = "nvflare.lighter.impl."
+    return {
+        "api_version": 3,
+        "name": "coterie",
+        "description": "a federation on one machine",
+        "participants": [server, *clients, *people],
+        "builders": [
+            {"path": f"{builders}workspace.WorkspaceBuilder", "args": {"template_file": ["master_template.yml"]}},
+            {"path": f"{builders}static_file.StaticFileBuilder", "args": {"config_folder": "config"}},
+            {"path": f"{builders}cert.CertBuilder"},
+            {"path": f"{builders}signature.SignatureBuilder"},
+        ],
+    }
+
+
+def _followed(poc: PocEnv, number: str, folder: Path, answer: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Tell how far a job is until it is over."""
+    told, looked = 0, time.monotonic()
+    again = f"Go on with: coterie resume {folder}"
+    while not answer.exists():
+        time.sleep(LOOK)
+        told = tell(folder / "metrics.jsonl", told, say)
+        if time.monotonic() - looked > 15.0:
+            looked = time.monotonic()
+            status = str(poc.get_job_status(number))
+            if any(word in status for word in OVER) and not answer.exists():
+                raise RunError(f"the job ended without a result ({status}). What was saved is intact. {again}")
+    tell(folder / "metrics.jsonl", told, say)
+    return answered(answer)

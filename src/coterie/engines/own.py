@@ -1,0 +1,130 @@
+"""One's own data on a network: what a client brings to its node, and a run at a server that has no client's rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from coterie.errors import UsageError
+from coterie.experiment.build import (
+    Parts,
+    check_deployable,
+    check_needs,
+    federate_remotely,
+    run_name,
+    with_screened_copies,
+)
+from coterie.experiment.checkpoint import available
+from coterie.experiment.config import Config, FederationTable, RunTable, checked_table, clipped
+from coterie.experiment.loop import Observer, Result, run_rounds
+from coterie.federation.remote import Names, Node, NodePolicy, Store, Transport, node_for
+from coterie.methods import Method
+from coterie.problems.base import View
+from coterie.problems.models import FlatModel
+from coterie.problems.tasks.supervised import RowLoss
+from coterie.problems.weighting import Weighting, weighting
+from coterie.storage import make_folder, sole_user, write_atomically
+
+OWN = "own data"
+
+
+class ClientData(NamedTuple):
+    """A client's rows, model and loss. Model, loss and l2 must be those of the server.
+
+    Rows are (inputs, labels) as tensors or arrays, or a torch Dataset; valid, where there are some, are those by which
+    the client is judged where every client, or this one, is a target.
+    """
+
+    train: Any
+    model: nn.Module
+    loss: str | RowLoss
+    valid: Any = None
+    l2: float = 0.0
+    dtype: str = "float32"
+
+    def node(
+        self,
+        client: int,
+        *,
+        modules: tuple[str, ...],
+        store: Store,
+        shares_memory: bool,
+        policy: NodePolicy = NodePolicy(),  # noqa: B008
+    ) -> Node:
+        """The node of this client alone, which answers what its policy admits."""
+        problem = weighting(
+            [self.train],
+            self.valid,
+            FlatModel(self.model),
+            self.loss,
+            valid=None if self.valid is None else [self.valid],
+            l2=self.l2,
+            dtype=getattr(torch, self.dtype),
+        )
+        names = Names().with_modules(*modules)
+        node = node_for(problem, (0,), target=problem.target, names=names, store=store, policy=policy)
+        node.clients, node.shares_memory = (client,), shares_memory
+        return node
+
+
+@dataclass(frozen=True)
+class AtServer(Weighting):
+    """A weighting problem as its server sees it: the clients' rows stand elsewhere, and are not measured on."""
+
+    def measure(self, view: View) -> dict[str, float]:
+        """The target's and the test's, of a model for all."""
+        return super().measure(view) if view.model.dim() == 1 else {}
+
+
+def at_server(
+    model: nn.Module,
+    loss: str | RowLoss,
+    clients: int,
+    target: Any,
+    test: Any,
+    *,
+    l2: float = 0.0,
+    dtype: str = "float32",
+    everyone: bool = False,
+) -> AtServer:
+    """The problem of a server that has no client's rows; those of the target or the test show their form."""
+    sample = target if target is not None else test
+    if sample is None:
+        raise UsageError("the server needs some rows to know their form: give target=(inputs, labels), or test.")
+    place: dict[str, Any] = {"l2": l2, "dtype": getattr(torch, dtype)}
+    known = weighting([sample], target, FlatModel(model), loss, test=test, **place)
+    stand_in = known.train.shared_by(torch.zeros(clients, dtype=torch.int64))
+    return AtServer(known.task, stand_in, known.target, known.start, known.test, stand_in if everyone else None)
+
+
+def run_here(
+    problem: AtServer,
+    method: Method,
+    transport: Transport,
+    folder: Path,
+    run: Mapping[str, Any],
+    federation: Mapping[str, Any],
+    observer: Observer | None = None,
+    *,
+    engine: str = "flower",
+    modules: tuple[str, ...] = (),
+) -> Result:
+    """Run a method with whoever the transport reaches; a folder with a checkpoint is gone on with."""
+    values = {"method": method.name, "problem": OWN, "engine": engine, "threads": 1, "baselines": [], **run}
+    run_table = checked_table(RunTable, "run", values)
+    table = clipped(run_table, checked_table(FederationTable, "federation", federation))
+    config = Config(run_table, dict(method.settings), {}, table)
+    check_needs(method, problem, OWN)
+    check_deployable(config, method, problem)
+    method, table = with_screened_copies(method, config)
+    fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules, own_rows=True)
+    config = config.with_federation(**chosen)
+    problem = replace(problem, train=replace(problem.train, counts=fed.sizes.clamp(min=1)))
+    make_folder(folder)
+    with sole_user(folder):
+        begun = available(folder / "checkpoint")
+        write_atomically(folder / "config.toml", config.as_toml().encode())
+        return run_rounds(Parts(config, problem, method, fed), folder, observer, resume=begun)

@@ -1,0 +1,110 @@
+"""The process of a group of clients: a node whose rows come with its birth, and whose memory can be given back."""
+
+import os
+import warnings
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coterie.engines.ray.memory import LIMITS, Bytes, Carried, as_array
+from coterie.federation.local import LocalEngine, Mode
+from coterie.federation.remote import PERMISSIVE, Node
+from coterie.federation.remote.node import part_of
+from coterie.federation.shards import Rows, Shard, Stack
+
+Array = NDArray[Any]
+LARGE = 100_000  # bytes above which Ray puts what it carries into its store anyway
+
+
+class Cargo(NamedTuple):
+    """What an actor is born with. Rows are arrays, which Ray shares between processes without a copy."""
+
+    task: Any
+    clients: tuple[int, ...]
+    train: tuple[Array, ...]
+    valid: tuple[Array, ...] | None
+    padding: tuple[tuple[int, bool], tuple[int, bool] | None]
+    target: tuple[Any, Any] | None
+    mode: Mode
+    chunk: int
+    threads: int
+
+
+def cargo(problem: Any, clients: Iterable[int], *, at_target: bool, mode: Mode, chunk: int, threads: int) -> Cargo:
+    """The rows of some clients, and nobody else's."""
+    who = tuple(clients)
+    train, valid = part_of(problem.train, who), part_of(problem.valid, who)
+    assert train is not None
+    assert train.padding is not None
+    target = None
+    if at_target and problem.target is not None:
+        target = _arrays_of(problem.target.train), _arrays_of(problem.target.valid)
+    padding = train.padding, None if valid is None else valid.padding
+    packed = None if valid is None else _packed(valid)
+    return Cargo(problem.task, who, _packed(train), packed, padding, target, mode, chunk, threads)
+
+
+class Group:
+    """The actor. Ray starts it again after a loss; the transport then gives back what its clients remember."""
+
+    def __init__(self, cargo: Cargo) -> None:
+        torch.set_num_threads(cargo.threads)
+        target = None
+        if cargo.target is not None:
+            target = Shard(cargo.task, *(_rows_of(part) for part in cargo.target))
+        train = _unpacked(cargo.train, cargo.padding[0])
+        valid = None if cargo.valid is None else _unpacked(cargo.valid, cargo.padding[1])
+        engine = LocalEngine(cargo.task, train, valid, target, cargo.mode, cargo.chunk)
+        self.store = Carried()
+        # one owner has the cluster and all rows: the actor does whatever it is asked
+        options: dict[str, Any] = {"limits": LIMITS, "store": self.store, "shares_memory": True, "policy": PERMISSIVE}
+        self.node = Node(engine, cargo.clients, **options)
+
+    def handle(self, head: bytes, tail: Bytes | None) -> tuple[bytes | Bytes, tuple[str, Bytes] | None, list[str]]:
+        """The reply to an order, what clients remember anew, and which bundles of that are still in use."""
+        reply = self.node.handle(head if tail is None else b"".join((head, tail.data)))
+        news = self.store.news()
+        carried = reply if len(reply) < LARGE else as_array(reply)
+        return carried, None if news is None else (news[0], as_array(news[1])), self.store.needed()
+
+    def refill(self, bundles: dict[str, Bytes]) -> int:
+        """Take back what clients remember; the number of this process, for whoever wants to end it."""
+        for name, data in bundles.items():
+            self.store.refill(name, data.tobytes(), set(self.node.clients))
+        return os.getpid()
+
+
+def _packed(stack: Stack) -> tuple[Array, ...]:
+    return tuple(_array(t) for t in (stack.offsets, stack.counts, *stack.columns))
+
+
+def _unpacked(arrays: tuple[Array, ...], padding: tuple[int, bool] | None) -> Stack:
+    offsets, counts, *columns = map(_tensor, arrays)
+    return Stack(tuple(columns), offsets, counts, padding)
+
+
+def _arrays_of(rows: Rows | None) -> Any:
+    if rows is None:
+        return None
+    return tuple(map(_array, rows.columns)), _array(rows.offset), _array(rows.count), rows.capacity, rows.ragged
+
+
+def _rows_of(parts: Any) -> Rows | None:
+    if parts is None:
+        return None
+    columns, offset, count, capacity, ragged = parts
+    return Rows(tuple(map(_tensor, columns)), _tensor(offset), _tensor(count), capacity, ragged)
+
+
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().cpu().numpy()
+
+
+def _tensor(array: Array) -> Tensor:
+    with warnings.catch_warnings():
+        # rows are only read: works are pure
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+        return torch.from_numpy(array)

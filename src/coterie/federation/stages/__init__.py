@@ -1,0 +1,1 @@
+"""What happens between a client and the server: attacks, faults, privacy, compression."""

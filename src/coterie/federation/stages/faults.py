@@ -1,0 +1,233 @@
+"""Faults: an engine in which things go wrong between clients and server, by chance, the same way in every repetition.
+
+In each phase each client is struck by one fault at most, each with its own probability:
+
+    crash      before the upload: no reply, and the client remembers what it did before
+    restart    after the upload: the reply counts, but what the client learnt in this phase is lost: as before
+    delay      the reply takes a while, Exp(seconds) on a virtual clock; after `deadline` it is late and left out
+    duplicate  the reply comes twice, and counts once
+    reorder    the reply comes out of turn; replies are put in the order of their clients, so no bit changes
+    truncate   the reply breaks off at some byte, and is rejected
+    misshape   a tensor of the reply has one entry too many, and is rejected
+    nan, inf   one number of the reply is not finite; screening rejects it
+    flip       one bit of the reply is another; screening sees it only if the number is then absurd
+    huge       the update is 10⁶ times as long; `federation.norm` rejects, `federation.clip` shortens it, else it counts
+
+`any` is spread over all of them alike. Beside that, `lie` is the probability that a client declares 1000 times the rows
+that it has; whoever weights by size believes it, up to `federation.trust` times the median.
+
+Nothing sleeps. What was struck is a function of the run's seed, round, phase and client, so a resumed run meets the
+same faults. Each of them is an event of the record. The target's own answers are never struck. The ledger bills
+replies that arrived whole, once. Faults strike before `federation.compress` does. There are no messages here, so what
+is said of truncated and misshapen ones only follows the network engine, which really compares forms.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import log1p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.federation.api import Call, Engine, Failure, Replies
+from coterie.federation.stages.base import Wrapped
+from coterie.federation.tree import Tree, put, rows, size, tree_flatten, tree_leaves, tree_unflatten
+from coterie.federation.work import Handle, held, info_of
+from coterie.numerics import Draw
+
+KINDS = (
+    *("crash", "restart", "delay", "duplicate", "reorder", "truncate", "misshape"),
+    *("nan", "inf", "flip", "huge"),
+)
+LEFT_OUT = ("late", "truncated", "misshapen")
+SPOILS = ("nan", "inf", "flip", "huge")  # the reply arrives in form, with other numbers
+HUGE = 1e6
+BOAST = 1000
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How probable each fault is, by client and phase; deadline and the mean delay in virtual seconds."""
+
+    any: float = 0.0
+    crash: float = 0.0
+    restart: float = 0.0
+    delay: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    truncate: float = 0.0
+    misshape: float = 0.0
+    nan: float = 0.0
+    inf: float = 0.0
+    flip: float = 0.0
+    huge: float = 0.0
+    lie: float = 0.0
+    seconds: float = 10.0
+    deadline: float = 10.0
+    seed: int = 0
+
+    @property
+    def probabilities(self) -> list[float]:
+        """By kind."""
+        return [getattr(self, kind) + self.any / len(KINDS) for kind in KINDS]
+
+    @property
+    def happen(self) -> bool:
+        """Whether anything can go wrong at all."""
+        return self.lie > 0.0 or sum(self.probabilities) > 0.0
+
+    def strike(self, draw: Draw) -> list[str]:
+        """The fault of each client of a draw; "" for none."""
+        bounds = torch.tensor(self.probabilities, dtype=torch.float64).cumsum(0)
+        numbers = torch.searchsorted(bounds, draw.uniform(dtype=torch.float64).cpu(), right=True)
+        return [KINDS[i] if i < len(KINDS) else "" for i in numbers.tolist()]
+
+    def sizes(self, true: Tensor) -> Tensor:
+        """What clients say of how many rows they have."""
+        if not self.lie:
+            return true
+        ids = torch.arange(len(true), device=true.device)
+        lies = Draw.of(self.seed, true.device).phase("lie").client(ids).bernoulli(self.lie)
+        return torch.where(lies, BOAST * true, true)
+
+
+@dataclass(frozen=True)
+class Faulty(Wrapped):
+    """Another engine's clients over a bad line."""
+
+    engine: Engine
+    faults: Faults
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of training data by client as they declare them, [n]."""
+        return self.faults.sizes(self.engine.sizes)
+
+    def lies(self) -> list[dict[str, Any]]:
+        """Who declares more rows than it has, for the record."""
+        pairs = zip(self.engine.sizes.tolist(), self.sizes.tolist(), strict=True)
+        return [
+            {"client": k, "event": "lied", "reason": f"it declares {said} rows and has {true}"}
+            for k, (true, said) in enumerate(pairs)
+            if said != true
+        ]
+
+    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
+        """Run a work, then let go wrong what goes wrong."""
+        struck = self.faults.strike(_chance(call, ids))
+        crashed = torch.tensor([kind == "crash" for kind in struck], device=ids.device)
+        if bool(crashed.any()):
+            missing = [Failure(client, "crashed", "before its upload") for client in ids[crashed].tolist()]
+            yield Replies(ids[:0], None, None, tuple(missing))
+        if not bool(crashed.all()):
+            for replies in self.engine.execute(call, ids[~crashed]):
+                yield self._arrived(call, replies) if len(replies.ids) else replies
+
+    def _arrived(self, call: Call, replies: Replies) -> Replies:
+        """What the server gets of the replies: some are altered, some missing, some twice, and in any order."""
+        chance = _chance(call, replies.ids)
+        struck = self.faults.strike(chance)
+        if not any(struck):
+            return replies
+        events, arrivals = list(replies.failures), []
+        for i, kind in enumerate(struck):
+            draw, when = Draw(chance.key[i]), i / len(struck)  # on time: in their order, within a second
+            replies, event = self._one(call, replies, i, kind, draw) if kind else (replies, None)
+            events += [event] if event else []
+            if event is None or event.kind not in LEFT_OUT:
+                arrivals.append((self._time(kind, draw) if kind in ("delay", "reorder") else when, i))
+            if kind == "duplicate":
+                arrivals.append((when + 1.0, i))
+        order = torch.tensor([i for _, i in sorted(arrivals)], dtype=torch.int64, device=replies.ids.device)
+        values, memory = rows(replies.values, order), rows(replies.memory, order)
+        return Replies(replies.ids[order], values, memory, tuple(events))
+
+    def _time(self, kind: str, draw: Draw) -> float:
+        """When a reply that is not on time arrives."""
+        u = float(draw.step(1).uniform(dtype=torch.float64))
+        return u if kind == "reorder" else -self.faults.seconds * log1p(-u)
+
+    def _one(self, call: Call, replies: Replies, i: int, kind: str, draw: Draw) -> tuple[Replies, Failure | None]:
+        """The replies after a fault struck the i-th, and how it is recorded; None where it found nothing to spoil."""
+        client = int(replies.ids[i])
+        if kind == "delay":
+            taken, limit = self._time(kind, draw), self.faults.deadline
+            if taken > limit:
+                return replies, Failure(client, "late", f"its reply took {taken:.3g} s, the deadline is {limit:g} s")
+            return replies, Failure(client, "delayed", f"its reply took {taken:.3g} s")
+        if kind == "duplicate":
+            return replies, None  # whoever puts the replies in order notices
+        if kind == "reorder":
+            return replies, Failure(client, "reordered", "its reply came out of turn")
+        if kind == "restart":
+            return _forgetful(call, replies, i), Failure(
+                client, "restarted", "after its upload; it remembers what was before"
+            )
+        if kind in ("truncate", "misshape"):
+            return replies, _misfit(replies, i, kind, client, draw)
+        altered, what = _spoilt(call, rows(replies.values, slice(i, i + 1)), replies.ids[i : i + 1], kind, draw)
+        if not what:
+            return replies, None
+        here = torch.arange(len(replies.ids), device=replies.ids.device) == i
+        return replies._replace(values=put(replies.values, here, altered)), Failure(client, kind, what)
+
+
+def _chance(call: Call, ids: Tensor) -> Draw:
+    return call.draw.phase("faults").client(ids)
+
+
+def _forgetful(call: Call, replies: Replies, i: int) -> Replies:
+    """The replies in which one client's memory is what it was before this phase."""
+    if call.memory is None:
+        return replies
+    before = held(call.memory)
+    before = before.versions if isinstance(before, Handle) else before
+    here = torch.arange(len(replies.ids), device=replies.ids.device) == i
+    return replies._replace(memory=put(replies.memory, here, rows(before, replies.ids[i : i + 1])))
+
+
+def _misfit(replies: Replies, i: int, kind: str, client: int, draw: Draw) -> Failure | None:
+    """How a message without the form of the others' is rejected; None where there is no message."""
+    one = size(rows(replies.values, slice(i, i + 1)))
+    if not one.bytes:
+        return None
+    if kind == "truncate":
+        arrived = int(draw.step(2).integers(one.bytes))
+        return Failure(client, "truncated", f"rejected: its reply breaks off after {arrived} of {one.bytes} bytes")
+    return Failure(client, "misshapen", f"rejected: it sends {one.floats + 1} numbers, the others {one.floats}")
+
+
+def _spoilt(call: Call, values: Tree, ids: Tensor, kind: str, draw: Draw) -> tuple[Tree, str]:
+    """One client's reply with something wrong in it, and what; "" where there is nothing that can be wrong."""
+    if kind == "huge":
+        kinds = info_of(call.work).kinds(values)
+        any_real = any(_real(leaf) for leaf, kind in zip(tree_leaves(values), kinds, strict=True) if kind is not None)
+        longer = call.changed(ids, values, lambda updates: [HUGE * t if _real(t) else t for t in updates])
+        return longer, f"its update is {HUGE:g} times as long" if any_real else ""
+    leaves, structure = tree_flatten(values)
+    counts = [leaf.numel() if _real(leaf) or (kind == "flip" and _whole(leaf)) else 0 for leaf in leaves]
+    if not sum(counts):
+        return values, ""
+    place, leaf = int(draw.step(2).integers(sum(counts))), 0
+    while place >= counts[leaf]:
+        place, leaf = place - counts[leaf], leaf + 1
+    flat = leaves[leaf].reshape(-1).clone(memory_format=torch.contiguous_format)
+    if kind == "flip":
+        width = flat.element_size()
+        bit = int(draw.step(3).integers(8 * width))
+        flat.view(torch.uint8)[place * width + bit // 8] ^= 1 << bit % 8
+        what = f"bit {bit} of number {place} is another"
+    else:
+        flat[place] = float(kind)
+        what = f"number {place} is {kind}"
+    leaves[leaf] = flat.reshape(leaves[leaf].shape)
+    return tree_unflatten(leaves, structure), what
+
+
+def _real(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _whole(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.is_floating_point() and leaf.dtype != torch.bool

@@ -1,0 +1,1 @@
+"""What weight learners are compared with: averaging, personalisation, training alone."""

@@ -1,0 +1,42 @@
+"""FedAvg (McMahan et al. 2017): every client walks some steps from the common model; the server averages.
+
+Deviation: batches are drawn with replacement, not by epochs.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import local_sgd
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class FedAvgState(NamedTuple):
+    """The common model."""
+
+    x: Tensor
+
+
+@validated
+def fedavg(
+    *,
+    step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch: BatchSize = 20,
+    weights: Literal["sizes", "uniform"] = "sizes",
+) -> Method:
+    """Average of local walks, weighted by the clients' numbers of rows or equally. One round."""
+
+    def init(problem: Any, n: int) -> FedAvgState:
+        return FedAvgState(problem.start)
+
+    def round(fed: Federation, s: FedAvgState, draw: Draw) -> FedAvgState:
+        w = fed.sizes.to(s.x) if weights == "sizes" else None
+        walk = draw.phase("walk")
+        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=walk, step=step, steps=local_steps, batch=batch))
+
+    return Method("fedavg", init, round, lambda s: View(s.x))

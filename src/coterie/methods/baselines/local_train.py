@@ -1,0 +1,65 @@
+"""Local training: the target learns from its own few rows alone. The baseline that collaboration must beat.
+
+Plain mini-batch gradient descent, or SVRG where `refresh`, the probability of a new anchor, is set. With `everyone`
+each client so trains a model of its own on its training rows, by plain steps, and keeps it.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.federation import Federation, Memory, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.baselines.local_svrg import Walk, steps_alone
+from coterie.methods.shared.works import local_sgd
+from coterie.numerics import Draw
+from coterie.problems.base import View, personal_models
+from coterie.settings import BatchSize, Count, Positive, Probability
+
+
+class LocalTrainState(NamedTuple):
+    """The target's model, or what the clients keep of theirs."""
+
+    x: Tensor | Memory
+
+
+@work("local-train/own-steps", update=())
+def own_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """A client's own model goes on; nothing is uploaded."""
+    return (), local_sgd(shard, private, None, static, draw)
+
+
+@validated
+def local_train(
+    *,
+    step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch: BatchSize = 20,
+    refresh: Probability | None = None,
+    everyone: bool = False,
+) -> Method:
+    """local_steps steps on the target's shard; no client is asked. For everyone: one round, in which nothing moves."""
+    if everyone and refresh is not None:
+        raise UsageError("local-train for everyone takes plain steps; leave method.refresh or method.everyone out.")
+
+    def init(problem: Any, n: int) -> LocalTrainState:
+        return LocalTrainState(Memory.start(problem.start, n) if everyone else problem.start)
+
+    def round(fed: Federation, s: LocalTrainState, draw: Draw) -> LocalTrainState:
+        at = draw.phase("walk")
+        if isinstance(s.x, Memory):
+            _, x = fed.gather(own_steps, memory=s.x, draw=at, step=step, steps=local_steps, batch=batch)
+            return LocalTrainState(x)
+        if refresh is None or batch == "all":
+            x = fed.ask_target(local_sgd, s.x, draw=at, step=step, steps=local_steps, batch=batch)
+        else:
+            walk = Walk(step, local_steps, refresh, local_steps, batch)
+            x = fed.ask_target(steps_alone, s.x, draw=at, steps=local_steps, first=0, walk=walk)
+        return LocalTrainState(x)
+
+    def view(s: LocalTrainState) -> View:
+        return View(personal_models(s.x) if isinstance(s.x, Memory) else s.x)
+
+    return Method("local-train", init, round, view, needs=frozenset({"gradient", "everyone" if everyone else "target"}))

@@ -1,0 +1,100 @@
+"""pFedMe (T Dinh et al. 2020, Algorithm 1), personalised for the target, or for everyone.
+
+R times a round a client draws a batch, solves θ ≈ argmin f_B(θ) + λ/2 ‖θ − x_k‖² by gradient descent (at most 20
+steps, until ‖gradient‖² ≤ δ) and moves x_k ← x_k − ηλ(x_k − θ); the server mixes x ← (1 − β)x + β mean x_k. The model
+that is judged is the last θ of the same walk at the target, from the new x, on its own rows; it uploads nothing. With
+`everyone` each client keeps the last θ of its own walk, as in the paper, and those are judged.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, moved_from, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import goal_rows, own_rows
+from coterie.numerics import Draw
+from coterie.problems.base import View, personal_models
+from coterie.settings import Count, Positive, Probability
+
+
+class PFedMeState(NamedTuple):
+    """The global model and the target's own, or what the clients keep of theirs."""
+
+    x: Tensor
+    theta: Tensor | Memory
+
+
+def proximal_point(task: Any, x: Tensor, batch: Batch, static: Static) -> Tensor:
+    """Gradient descent on f_B(θ) + λ/2 ‖θ − x‖² from x; a client that is done stands still."""
+    theta = x
+    for _ in range(static.inner_steps):
+        g = task.gradient(theta, batch) + static.penalty * (theta - x)
+        theta = torch.where(g @ g > static.accuracy, theta - static.inner_step * g, theta)
+    return theta
+
+
+def envelope_steps(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
+    """R steps on the Moreau envelope: the last x and the last θ."""
+    theta = x
+    for index in draw.batches(rows.count, static.batch, static.steps):
+        theta = proximal_point(task, x, rows.take(index), static)
+        x = x - static.step * static.penalty * (x - theta)
+    return x, theta
+
+
+@work("pfedme/moreau-steps", update=moved_from())
+def moreau_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """What a client uploads: where its x_k arrived."""
+    return envelope_steps(shard.task, own_rows(shard), shared, static, draw)[0]
+
+
+@work("pfedme/both-models", update=moved_from())
+def both_models(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """What a client uploads, and what it keeps: its last x_k and its last θ."""
+    return envelope_steps(shard.task, own_rows(shard), shared, static, draw)
+
+
+@work("pfedme/personal-model", update=moved_from())
+def personal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """What the target keeps: its last θ."""
+    return envelope_steps(shard.task, goal_rows(shard), shared, static, draw)[1]
+
+
+@validated
+def pfedme(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    penalty: Positive = 10.0,
+    accuracy: Positive = 0.005,
+    inner_steps: Count = 20,
+    inner_step: Positive = 0.05,
+    mixing: Probability = 1.0,
+    batch: Count = 50,
+    everyone: bool = False,
+) -> Method:
+    """η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing.
+
+    One round; one exchange with the target unless for everyone.
+    """
+    knobs: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch, "penalty": penalty}
+    knobs |= {"accuracy": accuracy, "inner_steps": inner_steps, "inner_step": inner_step}
+
+    def init(problem: Any, n: int) -> PFedMeState:
+        return PFedMeState(problem.start, Memory.start(problem.start, n) if everyone else problem.start)
+
+    def round(fed: Federation, s: PFedMeState, draw: Draw) -> PFedMeState:
+        if isinstance(s.theta, Memory):
+            mean, theta = fed.mean(both_models, s.x, memory=s.theta, draw=draw.phase("walk"), **knobs)
+            return PFedMeState((1.0 - mixing) * s.x + mixing * mean, theta)
+        mean = fed.mean(moreau_steps, s.x, draw=draw.phase("walk"), **knobs)
+        x = (1.0 - mixing) * s.x + mixing * mean
+        return PFedMeState(x, fed.ask_target(personal_model, x, draw=draw.phase("personal"), **knobs))
+
+    def view(s: PFedMeState) -> View:
+        return View(personal_models(s.theta) if isinstance(s.theta, Memory) else s.theta)
+
+    return Method("pfedme", init, round, view, needs=frozenset({"gradient", "everyone" if everyone else "target"}))

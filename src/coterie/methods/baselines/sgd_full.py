@@ -1,0 +1,32 @@
+"""SGD-Full: parallel SGD over everybody, x ← x − γ/|A| Σ_A g_k(x). What learned weights must beat."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import gradient
+from coterie.numerics import Draw, uniform
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Positive
+
+
+class SGDFullState(NamedTuple):
+    """The common model; the weights, which are equal."""
+
+    x: Tensor
+    w: Tensor
+
+
+@validated
+def sgd_full(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
+    """γ. One round."""
+
+    def init(problem: Any, n: int) -> SGDFullState:
+        return SGDFullState(problem.start, uniform(n, like=problem.start))
+
+    def round(fed: Federation, s: SGDFullState, draw: Draw) -> SGDFullState:
+        return SGDFullState(s.x - step * fed.mean(gradient, s.x, draw=draw.phase("gradient"), batch=batch), s.w)
+
+    return Method("sgd-full", init, round, lambda s: View(s.x, s.w))

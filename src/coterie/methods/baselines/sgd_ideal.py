@@ -1,0 +1,43 @@
+"""SGD-Ideal: parallel SGD over the target's true friends, x ← x − γ/|G| Σ_{k∈G} g_k(x). Nobody else is asked.
+
+Only where the problem knows the friends. Averaging G of them has variance σ²/G: the rate that MeritFed's theory
+promises without knowing who they are.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import gradient
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Positive
+
+
+class SGDIdealState(NamedTuple):
+    """The common model; the weights: equal for friends, 0 for the others; how many friends there are."""
+
+    x: Tensor
+    w: Tensor
+    friends: int
+
+
+@validated
+def sgd_ideal(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
+    """γ. One round, of the friends among the active clients; without any the round is skipped."""
+
+    def init(problem: Any, n: int) -> SGDIdealState:
+        friend = torch.arange(n, device=problem.start.device) < problem.friends
+        return SGDIdealState(problem.start, friend.to(problem.start) / problem.friends, problem.friends)
+
+    def round(fed: Federation, s: SGDIdealState, draw: Draw) -> SGDIdealState:
+        friends = replace(fed, ids=fed.ids[fed.ids < s.friends])  # known friends come first
+        g = friends.mean(gradient, s.x, draw=draw.phase("gradient"), batch=batch)
+        return s._replace(x=s.x - step * g)
+
+    needs = frozenset({"gradient", "friends"})
+    return Method("sgd-ideal", init, round, lambda s: View(s.x, s.w), needs=needs)

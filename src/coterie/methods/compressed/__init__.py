@@ -1,0 +1,1 @@
+"""Methods that compress what they send."""

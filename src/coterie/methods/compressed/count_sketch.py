@@ -1,0 +1,97 @@
+"""FetchSGD (Rothchild et al. 2020): sketches up, momentum and error in sketch space, the k heaviest entries down.
+
+    client   sends S(x_k − x), a table of `rows` × `columns`
+    server   U ← ρU + mean S(x_k − x),   E ← E + η_g U,   Δ = top_k(estimate(E)),   x ← x + Δ
+
+What Δ takes is cancelled in E: by subtracting S(Δ) as Algorithm 1 prints it, or by setting the buckets that Δ falls
+into to zero, in U as well, which is the default because subtracting amplifies the estimates' errors once k is not
+small against the table. Deviations: the update is a local walk, not one gradient; clients keep a copy of the model so
+that k entries bring them up to date; coordinates are dealt to buckets evenly.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.federation import RESULT, Federation, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.compressed.fedsep import Seed
+from coterie.methods.compressed.replicas import Replicas
+from coterie.methods.compressed.top_k import checked_k
+from coterie.methods.shared.works import local_sgd
+from coterie.numerics import Draw
+from coterie.numerics.sketches import count_table
+from coterie.numerics.sparse import Sparse, top_k
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+SHARE = 20  # the default table has one number for so many parameters
+
+
+class CountSketchState(NamedTuple):
+    """The model, its last change as it is sent, momentum and error tables, and the clients' copies."""
+
+    x: Tensor
+    change: Sparse
+    momentum: Tensor
+    error: Tensor
+    replicas: Replicas
+
+
+@work("count-sketch/sketched-steps", update=RESULT)
+def sketched_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """The table of the walk, from the copy brought up to date."""
+    x = shared if isinstance(shared, Tensor) else private + shared.dense(len(private))
+    moved = local_sgd(shard, x, None, static, draw)
+    return count_table(static.rows, static.columns, len(x), static.sketch_seed).apply(moved - x), x
+
+
+@validated
+def count_sketch(
+    *,
+    rows: Count = 1,
+    columns: Count | None = None,
+    k: Count | None = None,
+    sketch_seed: Seed = 0,
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0,
+    cancel: Literal["zero", "subtract", "never"] = "zero",
+    step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch: BatchSize = 32,
+    server_step: Positive = 1.0,
+) -> Method:
+    """A table of rows · columns (default d/20) up, k entries (default d/40) down; ρ = momentum, η_g = server_step."""
+    knobs = {"step": step, "steps": local_steps, "batch": batch, "rows": rows, "sketch_seed": sketch_seed}
+
+    def init(problem: Any, n: int) -> CountSketchState:
+        x, d = problem.start, len(problem.start)
+        width = columns or max(1, d // (SHARE * rows))
+        if rows * width >= d:
+            raise UsageError(
+                f"a table of {rows} × {width} numbers for {d} parameters saves nothing; lower method.columns."
+            )
+        table = x.new_zeros(rows * width)
+        return CountSketchState(x, Sparse.nothing(checked_k(k, d), x), table, table, Replicas.start(x, n))
+
+    def round(fed: Federation, s: CountSketchState, draw: Draw) -> CountSketchState:
+        S = count_table(rows, len(s.error) // rows, len(s.x), sketch_seed)
+        told = s.replicas.message(fed, s.change, s.x)
+        (tables, ids), memory = fed.gather(
+            sketched_steps, told, memory=s.replicas.memory, draw=draw.phase("walk"), columns=S.columns, **knobs
+        )
+        u = momentum * s.momentum + tables.mean(0)
+        e = s.error + server_step * u
+        change = top_k(S.estimate(e), len(s.change.values))
+        moved = change.dense(len(s.x))
+        if cancel == "subtract":
+            e = e - S.apply(moved)
+        elif cancel == "zero":
+            hit = S.apply(moved) != 0.0
+            u, e = torch.where(hit, 0.0, u), torch.where(hit, 0.0, e)
+        return CountSketchState(s.x + moved, change, u, e, s.replicas.after(memory, ids))
+
+    return Method("count-sketch", init, round, lambda s: View(s.x))

@@ -1,0 +1,129 @@
+"""FedSep (Li and Huang 2023), Algorithm 1: clients talk in x ∈ R^p and learn in y ∈ R^d.
+
+    decode   y = y_x = argmin_y g(x, y)           at the client, from what the server sent
+    learn    y ← y − η∇f(y), I times              Δy, on the client's own rows
+    encode   Enc{Δy} = −(∂y_x/∂x)ᵀΔy = ∇²_xy g [∇²_yy g]⁻¹Δy
+    server   x ← x − η_g mean Enc{Δy}             a descent step on h(x) = f(y_x), because Δy ≈ −ηI∇f
+
+`two_layer` takes decode and encode as a pair of works, `by_objective` makes the pair from an objective g by automatic
+differentiation. They are works because they run at the client and may use its rows (the paper's g has an index m), and
+are passed by name: module-level functions marked @work. A node runs them only if it admits them. They are called with
+
+    objective   shared = (x, y)      returns g, a number
+    decode      shared = x           returns y
+    encode      shared = (x, y, v)   returns Enc{v}
+
+The learning layer y is the problem's model.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+from torch.func import grad
+
+from coterie.federation import RESULT, Federation, Shard, Static, Work, work
+from coterie.federation.tree import Tree
+from coterie.federation.work import name_of
+from coterie.methods.base import Method
+from coterie.methods.shared.works import local_sgd
+from coterie.numerics import Draw, neumann
+from coterie.numerics.derivatives import hessian_vector, mixed_vector
+from coterie.numerics.lasso import fixed_conjugate_gradients
+from coterie.problems.base import View
+
+
+class TwoLayerState(NamedTuple):
+    """The communication parameter."""
+
+    x: Tensor
+
+
+class Learning(NamedTuple):
+    """How a client learns: step η, I steps, batch."""
+
+    step: float = 0.1
+    steps: int = 5
+    batch: int | str = 32
+
+
+@work("two-layer/client-round", update=RESULT)
+def client_round(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """Decode, learn, encode: Enc{Δy}."""
+    y = static.work("decode")(shard, shared, None, static, draw.phase("decode"))
+    moved = local_sgd(shard, y, None, static, draw.phase("learn"))
+    return static.work("encode")(shard, (shared, y, moved - y), None, static, draw.phase("encode"))
+
+
+@work("two-layer/descend", update=None)
+def descend(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """I_dec steps y ← y − γ∇_y g(x, y) from the model's own start."""
+    g, y = static.work("objective"), shard.task.model.start
+    for i in range(static.decode_steps):
+
+        def at(point: Tensor, step: int = i) -> Tensor:
+            return g(shard, (shared, point), None, static, draw.step(step))
+
+        y = y - static.decode_step * grad(at)(y)
+    return y
+
+
+@work("two-layer/implicit", update=RESULT)
+def implicit(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """∇²_xy g [∇²_yy g]⁻¹v: the inverse by τ Σ_{q≤Q} (I − τ∇²_yy g)^q, or by conjugate gradients."""
+    x, y, v = shared
+    g = static.work("objective")
+
+    def objective(at_x: Tensor, at_y: Tensor) -> Tensor:
+        return g(shard, (at_x, at_y), None, static, draw)
+
+    def product(u: Tensor) -> Tensor:
+        return hessian_vector(lambda at_y: objective(x, at_y), y, u)
+
+    if static.series == "neumann":
+        u = neumann(product, v, scale=1.0 / static.decode_step, terms=static.terms)
+    else:
+        u = fixed_conjugate_gradients(product, v, steps=static.terms)
+    return mixed_vector(objective, x, y, u)
+
+
+def two_layer(
+    decode: Work,
+    encode: Work,
+    start: Tensor,
+    *,
+    learning: Learning = Learning(),  # noqa: B008
+    server_step: float = 1.0,
+    model: Callable[[Tensor], Tensor] | None = None,
+    **static: Any,
+) -> Method:
+    """Algorithm 1 for a pair of works, from x = start. One round.
+
+    model turns x into the parameters that are measured (default: x is the model); more keywords, plain data, reach
+    the works as `static`.
+    """
+    settings = {**static, **learning._asdict(), "decode": name_of(decode), "encode": name_of(encode)}
+
+    def init(problem: Any, n: int) -> TwoLayerState:
+        return TwoLayerState(start)
+
+    def round(fed: Federation, s: TwoLayerState, draw: Draw) -> TwoLayerState:
+        return TwoLayerState(s.x - server_step * fed.mean(client_round, s.x, draw=draw.phase("client"), **settings))
+
+    return Method("two-layer", init, round, lambda s: View(s.x if model is None else model(s.x)))
+
+
+def by_objective(
+    objective: Work,
+    start: Tensor,
+    *,
+    decode_step: float,
+    decode_steps: int,
+    series: Literal["neumann", "cg"] = "neumann",
+    terms: int = 10,
+    **more: Any,
+) -> Method:
+    """Algorithm 1 for g = objective: γ = τ = decode_step, I_dec = decode_steps, Q + 1 = terms. One round."""
+    static: dict[str, Any] = {"objective": name_of(objective), "series": series, "terms": terms}
+    static |= {"decode_step": decode_step, "decode_steps": decode_steps}
+    return two_layer(descend, implicit, start, **static, **more)

@@ -1,0 +1,37 @@
+"""Averages of local walks, sent whole: the baseline of compressed training. x ← x + η_g mean(x_k − x).
+
+FedAvg with equal weights and a server step; 2d numbers a client a round.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import local_sgd
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class UncompressedState(NamedTuple):
+    """The common model."""
+
+    x: Tensor
+
+
+@validated
+def uncompressed(
+    *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 32, server_step: Positive = 1.0
+) -> Method:
+    """η = step, η_g = server_step. One round."""
+
+    def init(problem: Any, n: int) -> UncompressedState:
+        return UncompressedState(problem.start)
+
+    def round(fed: Federation, s: UncompressedState, draw: Draw) -> UncompressedState:
+        mean = fed.mean(local_sgd, s.x, draw=draw.phase("walk"), step=step, steps=local_steps, batch=batch)
+        return UncompressedState(s.x + server_step * (mean - s.x))
+
+    return Method("uncompressed", init, round, lambda s: View(s.x))

@@ -1,0 +1,1 @@
+"""Nested problems: the FedNest family."""

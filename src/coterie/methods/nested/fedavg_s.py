@@ -1,0 +1,38 @@
+"""FedAvg-S (Hou et al. 2021): simultaneous federated gradient descent–ascent, the baseline for minimax problems.
+
+Every client walks τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) ∇_y f_i); the server averages both.
+"""
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.nested.fednest import LocalSteps
+from coterie.methods.nested.phases import NestedState, start, view
+from coterie.methods.nested.works import pace, simultaneous_steps
+from coterie.numerics import Draw
+from coterie.problems.nested import NestedProblem
+from coterie.settings import BatchSize, Positive
+
+
+@validated
+def fedavg_s(
+    *, step: Positive = 0.5, outer_step: Positive = 0.1, local_steps: LocalSteps = 5, batch: BatchSize = 64
+) -> Method:
+    """α = outer_step, β = step, τ = local_steps. One round."""
+
+    def init(problem: NestedProblem, n: int) -> NestedState:
+        return start(problem, n, local_steps)
+
+    def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
+        tau, steps = pace(local_steps, s.x)
+        x, y = fed.mean(
+            simultaneous_steps,
+            (s.x, s.y, tau),
+            draw=draw.phase("walk"),
+            step=outer_step,
+            inner_step=step,
+            steps=steps,
+            batch=batch,
+        )
+        return s._replace(x=x, y=y)
+
+    return Method("fedavg-s", init, round, view, needs=frozenset({"minimax"}))

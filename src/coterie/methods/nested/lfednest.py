@@ -1,0 +1,124 @@
+"""Light FedNest (Tarzanagh et al. 2022, App. A): every client estimates the hypergradient from its own data alone.
+
+LFedNest is Alg. 6 inside Alg. 5; LFedNest_SVRG is Alg. 4 inside Alg. 5; LFedNest-NonAlt (App. H.1) does y_i and then
+x_i at each client before anything is averaged. Cheap where clients are alike, biased where they are not: a mean of
+local inverses is not the inverse of the mean.
+
+Deviations: Alg. 5's line 6 prints ∇_x f_i for the last factor, which must be ∇_y f_i; its random truncation is an
+option, the deterministic series the default.
+"""
+
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.nested.fednest import LocalSteps
+from coterie.methods.nested.phases import (
+    Inverse,
+    LocalSeries,
+    NestedState,
+    Outer,
+    Walk,
+    alternating,
+    check_look,
+    fedinn,
+    lfedinn,
+    lfedout,
+    local,
+    start,
+    view,
+)
+from coterie.methods.nested.works import local_nested_steps, pace
+from coterie.numerics import Draw
+from coterie.problems.nested import NestedProblem
+from coterie.settings import BatchSize, Count, Positive
+
+
+@validated
+def lfednest(
+    *,
+    step: Positive = 0.5,
+    outer_step: Positive = 0.1,
+    inner_rounds: Count = 1,
+    local_steps: LocalSteps = 5,
+    outer_steps: LocalSteps = 1,
+    terms: Count = 5,
+    lipschitz: Positive = 10.0,
+    series: LocalSeries = "deterministic",
+    batch: BatchSize = 64,
+) -> Method:
+    """Plain local walks on y, then on x. T + 1 rounds."""
+    walk = Walk(step, local_steps, batch)
+
+    def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
+        return lfedinn(fed, x, y, walk, draw)
+
+    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
+    return alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
+
+
+@validated
+def lfednest_svrg(
+    *,
+    step: Positive = 0.5,
+    outer_step: Positive = 0.1,
+    inner_rounds: Count = 1,
+    local_steps: LocalSteps = 5,
+    outer_steps: LocalSteps = 1,
+    terms: Count = 5,
+    lipschitz: Positive = 10.0,
+    series: LocalSeries = "deterministic",
+    batch: BatchSize = 64,
+    anchor: BatchSize = "all",
+) -> Method:
+    """Corrected local walks on y, plain ones on x. 2T + 1 rounds."""
+    walk = Walk(step, local_steps, batch)
+
+    def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
+        return fedinn(fed, x, y, walk, anchor, draw)
+
+    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
+    return alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
+
+
+@validated
+def lfednest_nonalt(
+    *,
+    step: Positive = 0.5,
+    outer_step: Positive = 0.1,
+    local_steps: LocalSteps = 5,
+    outer_steps: LocalSteps = 1,
+    terms: Count = 5,
+    lipschitz: Positive = 10.0,
+    series: LocalSeries = "deterministic",
+    batch: BatchSize = 64,
+) -> Method:
+    """Each client does y_i and then x_i alone; both are averaged. One round."""
+    walk, inverse = Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
+
+    def init(problem: NestedProblem, n: int) -> NestedState:
+        return start(problem, n, local_steps, outer_steps)
+
+    def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
+        (tau, inner_steps), (outer_tau, steps) = pace(local_steps, s.y), pace(outer_steps, s.x)
+        x, y, look = fed.mean(
+            local_nested_steps,
+            (s.x, s.y, tau, outer_tau),
+            draw=draw.phase("walk"),
+            step=outer_step,
+            steps=steps,
+            inner_step=step,
+            inner_steps=inner_steps,
+            **local(walk, inverse),
+        )
+        check_look(look, inverse)
+        return s._replace(x=x, y=y)
+
+    return Method("lfednest-nonalt", init, round, view, needs=frozenset({"nested"}))
+
+
+def _outer(walk: Walk, inverse: Inverse) -> Outer:
+    def outer(fed: Federation, s: NestedState, draw: Draw) -> Tensor:
+        return lfedout(fed, s, walk, inverse, draw)
+
+    return outer

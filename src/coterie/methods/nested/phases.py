@@ -1,0 +1,239 @@
+"""The paper's algorithms 2 to 6, each a function of the federation. FedNest and its variants are built from them.
+
+Rounds are upload barriers, one a verb:
+
+    FedInn   2        mean q_i, mean y_i
+    LFedInn  1        mean y_i
+    FedIHGP  1 + N    mean ∇_y f_i, then a product with the mean Hessian each time (series = deterministic or cg)
+             1 + N'   with the random truncation, N' ≤ N − 1
+    FedOut   2        mean h_i, mean x_i; FedIHGP before it
+    LFedOut  1        mean x_i
+
+So an epoch of FedNest with T inner rounds takes 2T + (1 + N) + 2 = 2T + N + 3. The deterministic series needs N − 1
+products for its N terms; the N-th measures its residual, ‖b − Hp‖/‖b‖ = ‖(I − H/ℓ)ᴺ b‖/‖b‖, and so tells whether it
+converges at all. Minimax and single-level problems have no indirect term, hence no FedIHGP; for compositional ones the
+Hessian is the identity and p = mean ∇_y f_i is exact.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from math import ceil, inf, log10
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.errors import RunError, UsageError
+from coterie.federation import Federation
+from coterie.methods.base import Method
+from coterie.methods.nested.works import (
+    Pace,
+    hessian_product,
+    hypergradient,
+    inner_gradient,
+    inner_sgd_steps,
+    inner_svrg_steps,
+    local_outer_steps,
+    outer_svrg_steps,
+    outer_y_gradient,
+    pace,
+)
+from coterie.numerics import Draw, conjugate_gradients
+from coterie.numerics.linear import Matvec
+from coterie.problems.base import View
+from coterie.problems.nested import NestedProblem
+
+Series = Literal["deterministic", "random", "cg"]
+LocalSeries = Literal["deterministic", "random"]
+GROWTH = 2.0  # a series may grow a little where the inner loss is not quite convex
+
+
+class NestedState(NamedTuple):
+    """Outer x, inner y, and the kind of problem, which decides on the indirect term."""
+
+    x: Tensor
+    y: Tensor
+    kind: str
+
+
+Inner = Callable[[Federation, Tensor, Tensor, Draw], Tensor]
+Outer = Callable[[Federation, NestedState, Draw], Tensor]
+
+
+class Walk(NamedTuple):
+    """A local walk: total step (α or β), number of steps τ (one for all, or one a client), rows a step."""
+
+    step: float
+    steps: Pace
+    batch: int | str
+
+
+class Inverse(NamedTuple):
+    """How H⁻¹b is approximated: series, its N terms, ℓ ≥ ‖H‖, rows a product."""
+
+    series: Series
+    terms: int
+    lipschitz: float
+    batch: int | str
+
+
+def start(problem: NestedProblem, n: int, *paces: Pace) -> NestedState:
+    """The start of a nested problem; every list of local steps must fit the number of clients."""
+    for steps in paces:
+        if isinstance(steps, list) and len(steps) != n:
+            raise UsageError(f"a list of {len(steps)} local step numbers was given for {n} clients; give {n}, or one.")
+    return NestedState(problem.start, problem.inner_start, problem.task.kind)
+
+
+def view(s: NestedState) -> View:
+    """x is the model, y the inner variable."""
+    return View(s.x, inner=None if s.kind == "single-level" else s.y)
+
+
+def fedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, anchor: int | str, draw: Draw) -> Tensor:
+    """Alg. 4: y⁺ by corrected local walks. Two rounds."""
+    q = fed.mean(inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
+    tau, steps = pace(walk.steps, y)
+    shared = (x, y, q, tau)
+    return fed.mean(inner_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+
+
+def lfedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, draw: Draw) -> Tensor:
+    """Alg. 6: y⁺ by plain local walks. One round."""
+    tau, steps = pace(walk.steps, y)
+    shared = (x, y, tau)
+    return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+
+
+def fedihgp(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor | None:
+    """Alg. 3: p ≈ [∇²_yy g]⁻¹ ∇_y f at (x, y), or None where the problem has no indirect term."""
+    if s.kind in ("minimax", "single-level"):
+        return None
+    b: Tensor = fed.mean(outer_y_gradient, (s.x, s.y), draw=draw.phase("goal"), batch=inverse.batch)
+    if s.kind == "compositional":
+        return b
+    draws = product_draws(inverse, draw)
+
+    def product(v: Tensor) -> Tensor:
+        return fed.mean(hessian_product, (s.x, s.y, v), draw=next(draws), batch=inverse.batch)
+
+    return solve(product, b, inverse, draw)
+
+
+def product_draws(inverse: Inverse, draw: Draw) -> Iterator[Draw]:
+    """Fresh rows for every product of a series; the same ones for conjugate gradients, which need one matrix."""
+    products = draw.phase("product")
+    return (products if inverse.series == "cg" else products.step(n) for n in count())
+
+
+def solve(product: Matvec, b: Tensor, inverse: Inverse, draw: Draw) -> Tensor:
+    """≈ H⁻¹b with at most N products."""
+    if inverse.series == "cg":
+        return conjugate_gradients(product, b, steps=inverse.terms, tolerance=torch.finfo(b.dtype).eps).x
+    if inverse.series == "random":
+        return _random_term(product, b, inverse, draw)
+    return _series(product, b, inverse)
+
+
+def _series(product: Matvec, b: Tensor, inverse: Inverse) -> Tensor:
+    """(1/ℓ) Σ_{n<N} (I − H/ℓ)ⁿ b, with N products as the paper counts; the last, of the last term, adds nothing."""
+    first = term = b / inverse.lipschitz
+    total = term
+    for n in range(inverse.terms):
+        hv = product(term)
+        if n + 1 < inverse.terms:
+            term = _next(hv, term, first, inverse.lipschitz)
+            total = total + term
+    return total
+
+
+def _random_term(product: Matvec, b: Tensor, inverse: Inverse, draw: Draw) -> Tensor:
+    """(N/ℓ)(I − H/ℓ)^N' b with N' uniform on {0 … N − 1}: unbiased for the series of N terms."""
+    first = term = inverse.terms / inverse.lipschitz * b
+    for _ in range(int(draw.phase("truncation").integers(inverse.terms, 1))):
+        term = _next(product(term), term, first, inverse.lipschitz)
+    return term
+
+
+def _next(hv: Tensor, term: Tensor, first: Tensor, lipschitz: float) -> Tensor:
+    """(I − H/ℓ) term; terms that grow are explained, for then the series does not converge."""
+    after = term - hv / lipschitz
+    growth = float(after.norm()) / max(float(first.norm()), 1e-300)
+    if growth > GROWTH:
+        raise_growth(lipschitz, growth, float(hv @ hv) / (float(term @ hv) or -1e-300))
+    return after
+
+
+def raise_growth(lipschitz: float, growth: float, curvature: float) -> None:
+    """ℓ is too small, or the inner loss is not convex. ‖Hv‖²/vᵀHv never exceeds the largest eigenvalue of H ≥ 0."""
+    if lipschitz < curvature < inf:
+        remedy = _rounded_up(1.2 * curvature)
+        raise RunError(
+            f"method.lipschitz = {lipschitz:g} is too small: the inner Hessian has a curvature of at least "
+            f"{curvature:.3g}, so the terms of the series grow ({growth:.3g}-fold) instead of shrinking. "
+            f"Set method.lipschitz={remedy:g}, or method.series=cg, which needs none."
+        )
+    raise RunError(
+        f"the terms of the series grow ({growth:.3g}-fold) because the inner loss is not convex in y at this point. "
+        "Add a ridge to the inner loss (problem.ridge where there is one), lower method.terms, raise "
+        "method.lipschitz, or set method.series=cg, which stops there."
+    )
+
+
+def _rounded_up(value: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (ceil(log10(value)) - 2)
+    return ceil(value / unit) * unit
+
+
+def fedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw: Draw) -> Tensor:
+    """Alg. 2: x⁺ by local walks along the global hypergradient. Two rounds, and those of FedIHGP."""
+    h = global_hypergradient(fed, s, inverse, draw)
+    tau, steps = pace(walk.steps, s.x)
+    shared = (s.x, s.y, h, tau)
+    return fed.mean(outer_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+
+
+def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor:
+    """h = 1/m Σ h_i ≈ ∇f(x), exact at y = y*(x) with p exact (Alg. 2, lines 3–8). One round, and those of FedIHGP."""
+    p = fedihgp(fed, s, inverse, draw.phase("ihgp"))
+    return fed.mean(hypergradient, (s.x, s.y, p), draw=draw.phase("hypergradient"), batch=inverse.batch)
+
+
+def lfedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw: Draw) -> Tensor:
+    """Alg. 5: x⁺ by local walks along the clients' own hypergradients. One round."""
+    tau, steps = pace(walk.steps, s.x)
+    x, look = fed.mean(
+        local_outer_steps, (s.x, s.y, tau), draw=draw.phase("walk"), step=walk.step, steps=steps, **local(walk, inverse)
+    )
+    check_look(look, inverse)
+    return x
+
+
+def local(walk: Walk, inverse: Inverse) -> dict[str, Any]:
+    """The settings of a local series, as they are sent."""
+    return {"batch": walk.batch, "series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
+
+
+def check_look(look: Tensor, inverse: Inverse) -> None:
+    """Explain local series that grow; look is the clients' mean of (growth, curvature)."""
+    growth, curvature = look.tolist()
+    if growth > GROWTH:
+        raise_growth(inverse.lipschitz, growth, curvature)
+
+
+def alternating(name: str, inner: Inner, outer: Outer, inner_rounds: int, *paces: Pace) -> Method:
+    """Alg. 1: T times y ← inner(x, y), then x ← outer(x, y)."""
+
+    def init(problem: NestedProblem, n: int) -> NestedState:
+        return start(problem, n, *paces)
+
+    def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
+        y = s.y
+        if s.kind != "single-level":
+            for t in range(inner_rounds):
+                y = inner(fed, s.x, y, draw.phase("inner").step(t))
+        s = s._replace(y=y)
+        return s._replace(x=outer(fed, s, draw.phase("outer")))
+
+    return Method(name, init, round, view, needs=frozenset({"nested"}))

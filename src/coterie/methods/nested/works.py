@@ -1,0 +1,188 @@
+"""Works of the nested methods: what a client computes in FedInn, FedIHGP, FedOut and their light variants.
+
+A walk of client i takes τ_i steps of size step/τ_i, as in Theorem 3.1. Where τ_i differ they come as a row each, all
+clients run the largest number, and steps beyond a client's own change nothing. g is evaluated on the client's own
+(train) rows, f on its goal (validation) rows.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from coterie.federation import RESULT, Batch, Each, Rows, Shard, Static, moved_from, work
+from coterie.federation.tree import Tree
+from coterie.methods.shared.works import draw_batch, goal_rows, own_rows
+from coterie.numerics import Draw
+
+Pace = int | list[int]
+HUGE = 1e30  # stands for infinity, which the screening would reject before anybody could explain it
+
+
+def pace(steps: Pace, like: Tensor) -> tuple[Each | None, int]:
+    """τ as it is sent: nothing where it is common, a row each where it differs; and the largest τ."""
+    if isinstance(steps, int):
+        return None, steps
+    return Each(torch.tensor(steps, device=like.device)), max(steps)
+
+
+def local_batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
+    """A batch a step, with replacement, or all rows each time."""
+    if isinstance(size, str):
+        everything = rows.all()
+        yield from (everything for _ in range(steps))
+    else:
+        yield from (rows.take(index) for index in draw.batches(rows.count, size, steps))
+
+
+def step_size(static: Static, tau: Tensor | None, like: Tensor) -> Any:
+    """step/τ_i."""
+    return static.step / static.steps if tau is None else static.step / tau.to(like)
+
+
+def within(nu: int, tau: Tensor | None, moved: Tensor, before: Tensor) -> Tensor:
+    """The point after step ν, if the client takes that step."""
+    return moved if tau is None else torch.where(nu < tau, moved, before)
+
+
+@work("fednest/inner-gradient", update=RESULT)
+def inner_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """q_i = ∇_y g_i(x, y)  (Alg. 4, line 4)."""
+    x, y = shared
+    return shard.task.inner_gradient(x, y, draw_batch(own_rows(shard), static.batch, draw))
+
+
+@work("fednest/inner-svrg-steps", update=moved_from(1))
+def inner_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """y_i ← y_i − β_i (∇_y g_i(x, y_i; ζ) − ∇_y g_i(x, y; ζ) + q), the same ζ in both terms  (Alg. 4, lines 8–11)."""
+    x, y, q, tau = shared
+    beta = step_size(static, tau, y)
+    y_i = y - beta * q  # at ν = 0 the two terms are the same
+    for nu, batch in enumerate(local_batches(own_rows(shard), static.batch, static.steps - 1, draw), 1):
+        y_i = within(nu, tau, y_i - beta * (_inner_difference(shard, x, y_i, y, batch) + q), y_i)
+    return y_i
+
+
+@work("fednest/inner-sgd-steps", update=moved_from(1))
+def inner_sgd_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """y_i ← y_i − β_i ∇_y g_i(x, y_i; ζ)  (Alg. 6)."""
+    x, y, tau = shared
+    beta = step_size(static, tau, y)
+    for nu, batch in enumerate(local_batches(own_rows(shard), static.batch, static.steps, draw)):
+        y = within(nu, tau, y - beta * shard.task.inner_gradient(x, y, batch), y)
+    return y
+
+
+@work("fednest/outer-y-gradient", update=RESULT)
+def outer_y_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """∇_y f_i(x, y)  (Alg. 3, line 4)."""
+    x, y = shared
+    return shard.task.outer_gradient(x, y, draw_batch(goal_rows(shard), static.batch, draw))
+
+
+@work("fednest/hessian-product", update=RESULT)
+def hessian_product(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """∇²_yy g_i(x, y) v  (Alg. 3, line 13)."""
+    x, y, v = shared
+    return shard.task.inner_hvp(x, y, v, draw_batch(own_rows(shard), static.batch, draw))
+
+
+@work("fednest/hypergradient", update=RESULT)
+def hypergradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """h_i = ∇_x f_i(x, y) − ∇²_xy g_i(x, y) p, without the second term where p is None  (Alg. 2, lines 5–6)."""
+    x, y, p = shared
+    h = shard.task.direct_gradient(x, y, draw_batch(goal_rows(shard), static.batch, draw.phase("outer")))
+    if p is None:
+        return h
+    return h - shard.task.cross(x, y, p, draw_batch(own_rows(shard), static.batch, draw.phase("inner")))
+
+
+@work("fednest/outer-svrg-steps", update=moved_from(0))
+def outer_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """x_i ← x_i − α_i (∇_x f_i(x_i, y; ξ) − ∇_x f_i(x, y; ξ) + h), the same ξ in both terms  (Alg. 2, lines 10–13)."""
+    x, y, h, tau = shared
+    alpha = step_size(static, tau, x)
+    x_i = x - alpha * h
+    for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps - 1, draw), 1):
+        d_i, d_0 = (shard.task.direct_gradient(point, y, batch) for point in (x_i, x))
+        x_i = within(nu, tau, x_i - alpha * (d_i - d_0 + h), x_i)
+    return x_i
+
+
+@work("fednest/local-outer-steps", update=(moved_from(0), None))
+def local_outer_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """x_i ← x_i − α_i h_i with the client's own hypergradient  (Alg. 5); and what its series looked like."""
+    x, y, tau = shared
+    alpha = step_size(static, tau, x)
+    worst = x.new_zeros(2)
+    for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps, draw)):
+        h, look = _local_hypergradient(shard, x, y, batch, static, draw.step(nu))
+        x = within(nu, tau, x - alpha * h, x)
+        worst = torch.where(look[0] > worst[0], look, worst)
+    return x, worst
+
+
+@work("fednest/local-nested-steps", update=(moved_from(0), moved_from(1), None))
+def local_nested_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """The client's own y_i, then its own x_i at that y_i: nested optimisation in isolation (LFedNest-NonAlt)."""
+    x, y, tau, outer_tau = shared
+    inner = Static(step=static.inner_step, steps=static.inner_steps, batch=static.batch)
+    y = inner_sgd_steps(shard, (x, y, tau), None, inner, draw.phase("inner"))
+    x, look = local_outer_steps(shard, (x, y, outer_tau), None, static, draw.phase("outer"))
+    return x, y, look
+
+
+@work("fednest/simultaneous-steps", update=(moved_from(0), moved_from(1)))
+def simultaneous_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """(x_i, y_i) ← (x_i − α_i ∇_x f_i, y_i + β_i ∇_y f_i), both at the old point  (FedAvg-S)."""
+    x, y, tau = shared
+    alpha, inner = step_size(static, tau, x), Static(step=static.inner_step, steps=static.steps)
+    beta = step_size(inner, tau, y)
+    for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps, draw)):
+        down, up = shard.task.direct_gradient(x, y, batch), shard.task.outer_gradient(x, y, batch)
+        x, y = within(nu, tau, x - alpha * down, x), within(nu, tau, y + beta * up, y)
+    return x, y
+
+
+def _inner_difference(shard: Shard, x: Tensor, y_i: Tensor, y: Tensor, batch: Batch) -> Tensor:
+    """∇_y g_i(x, y_i; ζ) − ∇_y g_i(x, y; ζ)."""
+    if len(y) < len(x):  # then much of g may depend on x alone: under vmap over the two points that is done once
+        g = vmap(lambda point: shard.task.inner_gradient(x, point, batch))(torch.stack([y_i, y]))
+        return g[0] - g[1]
+    return shard.task.inner_gradient(x, y_i, batch) - shard.task.inner_gradient(x, y, batch)
+
+
+def _local_hypergradient(
+    shard: Shard, x: Tensor, y: Tensor, batch: Batch, static: Static, draw: Draw
+) -> tuple[Tensor, Tensor]:
+    """h_i from the client's own Hessian, by the series with N terms (its truncation random or not).
+
+    The look is (growth of the terms, curvature seen where they grew): both 0 where there is no series.
+    """
+    task, rows = shard.task, own_rows(shard)
+    h = task.direct_gradient(x, y, batch)
+    if task.kind in ("minimax", "single-level"):
+        return h, x.new_zeros(2)
+    p, look = task.outer_gradient(x, y, batch), x.new_zeros(2)
+    if task.kind == "bilevel":
+        p, look = _local_series(shard, x, y, p, static, draw)
+    return h - task.cross(x, y, p, draw_batch(rows, static.batch, draw.phase("cross"))), look
+
+
+def _local_series(shard: Shard, x: Tensor, y: Tensor, b: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
+    """≈ H_i⁻¹ b: (1/ℓ) Σ_{n<N} (I − H_i/ℓ)ⁿ b, or N/ℓ times one term, drawn uniformly (Alg. 5, lines 5–6)."""
+    random = static.series == "random"
+    chosen = draw.phase("truncation").integers(static.terms, 1)[0]
+    term, p, look = b / static.lipschitz, torch.zeros_like(b), b.new_zeros(2)
+    first = term.norm()
+    for n in range(static.terms):
+        p = torch.where(chosen == n, static.terms * term, p) if random else p + term
+        if n + 1 < static.terms:
+            batch = draw_batch(own_rows(shard), static.batch, draw.phase("series").step(n))
+            hv = shard.task.inner_hvp(x, y, term, batch)
+            curvature = hv.square().sum() / (term @ hv)
+            term = term - hv / static.lipschitz
+            look = torch.stack([term.norm() / first, curvature])
+    return p, torch.nan_to_num(look, nan=0.0, posinf=HUGE, neginf=-HUGE)

@@ -1,0 +1,1 @@
+"""Methods for clients that cannot hold the whole model."""

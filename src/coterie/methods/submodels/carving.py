@@ -1,0 +1,145 @@
+"""What methods on sub-models share: clients of one capacity at a time, their learning, and overlapping parts merged.
+
+Clients of different capacities train networks of different shapes, so they are asked capacity by capacity, each time
+all at once. That is one round: they work at the same time, and the ledger counts one barrier. A client is sent θ[index]
+and replies with its change Δθ, so what is billed is the size of its sub-model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from coterie.errors import NoClients
+from coterie.federation import RESULT, Batch, Each, Federation, Rows, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.works import own_rows
+from coterie.numerics import Draw
+from coterie.problems.tasks.supervised import Supervised
+
+Key = TypeVar("Key")
+Answer = TypeVar("Answer")
+NEEDS = frozenset({"gradient", "submodels"})
+
+
+class Local(NamedTuple):
+    """How a client learns: step γ, steps, batch, and what it makes of a gradient."""
+
+    step: float
+    steps: int
+    batch: int | str
+    rule: Rule
+
+
+class Part(NamedTuple):
+    """What clients of one capacity learnt: Δθ [c, k] at the places [k] of θ, or at places of their own, [c, k]."""
+
+    places: Tensor
+    change: Tensor
+
+
+def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
+    """A batch a step, with replacement, or all rows every time."""
+    if isinstance(size, str):
+        yield from [rows.all()] * steps
+        return
+    for index in draw.batches(rows.count, size, steps):
+        yield rows.take(index)
+
+
+def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: Draw) -> Tensor:
+    """Δθ: how far the local rule goes from θ on the client's rows."""
+    rule = Server(static.rule, static.step)
+    x, moments = theta, rule.start(theta)
+    for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
+        x, moments = rule.move(x, task.gradient(x, batch), moments, t)
+    return x - theta
+
+
+@work("submodels/learn", update=RESULT)
+def learn(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """Δθ of the sub-model of static.level, from the parameters that were sent."""
+    return learnt(shard.task.at(static.level, scaled=static.scaled), shared, shard, static, draw)
+
+
+def by_level(levels: Tensor) -> dict[int, Tensor]:
+    """The clients of each level, the largest capacity first."""
+    return {level: (levels == level).nonzero()[:, 0] for level in sorted(set(levels.tolist()))}
+
+
+def asked(fed: Federation, groups: Mapping[Key, Tensor], ask: Callable[[Key, Federation], Answer]) -> list[Answer]:
+    """What the active clients of each group answer, in one round; a group of which nobody answers is left out."""
+    answers = []
+    for key, some in fed.parts(groups):
+        try:
+            answers.append(ask(key, some))
+        except NoClients:  # noted by the federation; the others' round goes on
+            continue
+    if not answers:
+        raise NoClients("no client of any capacity answered")
+    return answers
+
+
+def sent(x: Tensor, index: Tensor, ids: Tensor) -> Tensor | Each:
+    """x[index], to all alike or to each of these clients its own."""
+    return x[index] if index.dim() == 1 else Each(x[index], ids)
+
+
+def answered(index: Tensor, asked_ids: Tensor, ids: Tensor) -> Tensor:
+    """The rows of index that belong to those who answered."""
+    return index if index.dim() == 1 else index[torch.searchsorted(asked_ids, ids)]
+
+
+def trained(
+    fed: Federation,
+    x: Tensor,
+    levels: Tensor,
+    kernels: Callable[[float, Tensor], Tensor],
+    draw: Draw,
+    local: Local,
+    *,
+    scaled: bool = True,
+) -> list[Part]:
+    """One round: each client learns with the kernels(share, ids), [K] or [c, K], that it is given."""
+    task = fed.task
+
+    def ask(level: int, some: Federation) -> Part:
+        share = task.shares[level]
+        index = task.anatomy.index(kernels(share, some.ids), share)
+        settings: dict[str, Any] = {**local._asdict(), "level": level, "scaled": scaled}
+        change, ids = some.gather(learn, sent(x, index, some.ids), draw=draw, **settings)
+        return Part(answered(index, some.ids, ids), change)
+
+    return asked(fed, by_level(levels), ask)
+
+
+def merged(x: Tensor, parts: list[Part], *, everyone: bool = False) -> Tensor:
+    """x plus the mean change of each parameter over those who trained it; one that nobody trained keeps every bit.
+
+    With everyone, the mean is over all who answered, as if the others had left it as it was.
+    """
+    total, holders = torch.zeros_like(x), torch.zeros_like(x)
+    for index, change in parts:
+        if index.dim() == 1:
+            total = total.index_add(0, index, change.sum(0))
+            holders = holders.index_add(0, index, torch.full_like(change[0], len(change)))
+        else:
+            inside = (index >= 0) & (index < len(total))  # clients name these; a place that is none is ignored
+            total = total.index_add(0, index[inside], change[inside])
+            holders = holders.index_add(0, index[inside], torch.ones_like(change[inside]))
+    divisor = torch.full_like(x, sum(len(part.change) for part in parts)) if everyone else holders
+    return torch.where(holders > 0, x + total / divisor.clamp(min=1.0), x)
+
+
+def alone(task: Any, level: int, start: Tensor) -> Tensor:
+    """The sub-model of a level as a network of its own, within the whole model, where the other kernels are 0.
+
+    Its weights are as large as if it had been initialised alone: ∝ 1/√inputs.
+    """
+    cut, share = task.anatomy, task.shares[level]
+    grown = [(size / count) ** 0.5 for size, count in zip(cut.sizes, cut.counts(share), strict=True)]
+    by_kernel = torch.repeat_interleave(torch.tensor([*grown, 1.0]), torch.tensor([*cut.sizes, 1]))
+    there = torch.zeros_like(start).index_fill(0, cut.index(cut.first(share), share), 1.0)
+    return start * there * by_kernel.to(start)[cut.feeder]

@@ -1,0 +1,96 @@
+"""DS-FL (Itahara et al. 2020): clients exchange what they think of public rows, not their networks.
+
+Every client keeps a network of its level. In a round it learns the soft labels of the last round, trains on its own
+rows, and uploads class probabilities of fresh public rows. The server sharpens their mean (entropy reduction
+aggregation: a softmax of it at a low temperature), and a whole network of its own learns the result. Deviation: a
+client that missed rounds learns the last soft labels only.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import RESULT, Federation, Memory, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels.carving import Local, asked, by_level, learnt
+from coterie.methods.submodels.distilling import NEEDS, Distillation, distilled, index_of, networks, soft_cross_entropy
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class DSFLState(NamedTuple):
+    """The server's network, the clients' networks [n, d], their levels; the last soft labels and of which rows."""
+
+    x: Tensor
+    models: Memory
+    levels: Tensor
+    labels: Tensor
+    places: Tensor
+    rounds: int
+
+
+@work("ds-fl/learn-and-predict", update=RESULT)
+def learn_and_predict(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """Class probabilities of public rows, after learning from soft labels and from the client's own rows."""
+    labels, places, fresh = shared
+    task, public = shard.task.at(static.level, scaled=False), shard.task.public
+    index = index_of(shard.task, static.level)
+    theta = private[index]
+    if static.told:
+        how = Distillation(static.distil_step, static.distil_steps, static.distil_rows, "adam")
+        rows = draw.phase("public").batches(len(places), how.batch, how.steps)
+        theta = distilled(task, theta, public[places[rows]], list(labels[rows]), soft_cross_entropy, how)
+    theta = theta + learnt(task, theta, shard, static, draw)
+    said = task.model(theta, public[fresh]).softmax(-1)
+    return said, private.scatter(0, index, theta)
+
+
+@validated
+def ds_fl(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    batch: BatchSize = 20,
+    optimiser: Rule = "sgd",
+    public_rows: Count = 200,
+    temperature: Positive = 0.1,
+    distil_step: Positive = 1e-3,
+    distil_steps: Count = 10,
+    distil_rows: Count = 64,
+) -> Method:
+    """γ = step; distil_steps of Adam on distil_rows rows each. One round; public_rows × classes numbers each way."""
+    local = Local(step, local_steps, batch, optimiser)
+    distil: dict[str, Any] = {"distil_step": distil_step, "distil_steps": distil_steps, "distil_rows": distil_rows}
+    how = Distillation(distil_step, distil_steps, distil_rows, "adam")
+
+    def init(problem: Any, n: int) -> DSFLState:
+        task, count = problem.task, min(public_rows, len(problem.task.public))
+        models = Memory(networks(task, problem.start)[problem.levels])
+        labels = problem.start.new_full((count, task.classes), 1 / task.classes)
+        places = torch.arange(count, device=problem.levels.device)
+        return DSFLState(problem.start, models, problem.levels, labels, places, 0)
+
+    def round(fed: Federation, s: DSFLState, draw: Draw) -> DSFLState:
+        task, memory = fed.task, s.models
+        fresh = draw.phase("fresh").subset(len(task.public), len(s.places))
+
+        def ask(level: int, some: Federation) -> Tensor:
+            nonlocal memory
+            settings: dict[str, Any] = {**local._asdict(), **distil, "level": level, "told": s.rounds > 0}
+            shared = (s.labels, s.places, fresh)
+            (said, _), memory = some.gather(
+                learn_and_predict, shared, memory=memory, draw=draw.phase("learn"), **settings
+            )
+            return said
+
+        said = torch.cat(asked(fed, by_level(s.levels), ask))
+        labels = (said.mean(0) / temperature).softmax(-1)
+        rows = draw.phase("server").batches(len(fresh), how.batch, how.steps)
+        x = distilled(task, s.x, task.public[fresh[rows]], list(labels[rows]), soft_cross_entropy, how)
+        return DSFLState(x, memory, s.levels, labels, fresh, s.rounds + 1)
+
+    return Method("ds-fl", init, round, lambda s: View(s.x), needs=NEEDS)

@@ -1,0 +1,99 @@
+"""Fed-ET (Cho et al. 2022): small networks at the clients teach a large one at the server.
+
+Clients train the network of their level, which is averaged within the level. On public rows without labels every
+client's network is heard in proportion to the variance of its logits, its confidence:
+
+    s̃ = Σ_k α_k s_k,   α_k = Var(s_k)/Σ_l Var(s_l),   ỹ = argmax s̃                          the consensus
+    s_D = Σ_{k∈D} α_k s_k/Σ_{k∈D} α_k,   D: those who disagree, argmax s_k ≠ ỹ              the diversity
+    the server's network learns   CE(ỹ) + λ KL(softmax s_D ‖ softmax s)
+
+Deviation: their networks share the shape of their last hidden layers, which the server copies into the small ones;
+networks of different widths share no such layer, so nothing is copied back here.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels.carving import Local
+from coterie.methods.submodels.distilling import (
+    NEEDS,
+    Distillation,
+    averaged,
+    distilled,
+    ensemble,
+    networks,
+    public_batches,
+    trained_by_level,
+)
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, NonNegative, Positive
+
+
+class FedETState(NamedTuple):
+    """The server's network [d], a network a level [levels, d], and the clients' levels."""
+
+    x: Tensor
+    models: Tensor
+    levels: Tensor
+
+
+class Verdict(NamedTuple):
+    """What the ensemble says of some rows: labels, the mean opinion of those who disagree, and whether anybody does."""
+
+    labels: Tensor
+    others: Tensor
+    divided: Tensor
+
+
+def verdict(logits: Tensor) -> Verdict:
+    """ỹ [rows], softmax s_D [rows, classes] and whether D is not empty [rows], of logits [clients, rows, classes]."""
+    alpha = logits.var(-1, keepdim=True)
+    alpha = alpha / alpha.sum(0)
+    labels = (alpha * logits).sum(0).argmax(-1)
+    against = alpha * (logits.argmax(-1) != labels)[..., None]
+    mass = against.sum(0)
+    others = (against * logits).sum(0) / torch.where(mass > 0, mass, 1.0)
+    return Verdict(labels, others.softmax(-1), mass[:, 0] > 0)
+
+
+@validated
+def fed_et(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    batch: BatchSize = 20,
+    optimiser: Rule = "sgd",
+    diversity: NonNegative = 0.05,
+    distil_step: Positive = 1e-3,
+    distil_steps: Count = 20,
+    distil_rows: Count = 64,
+) -> Method:
+    """γ = step, λ = diversity; distil_steps of Adam on distil_rows public rows each. One round; a client moves its
+    network."""
+    local = Local(step, local_steps, batch, optimiser)
+    how = Distillation(distil_step, distil_steps, distil_rows, "adam")
+
+    def loss(outputs: Tensor, told: Verdict) -> Tensor:
+        log_p = outputs.log_softmax(-1)
+        agreed = -log_p.gather(1, told.labels[:, None])[:, 0]
+        divergence = (told.others * (told.others.clamp(min=1e-12).log() - log_p)).sum(-1)
+        return (agreed + diversity * told.divided * divergence).mean()
+
+    def init(problem: Any, n: int) -> FedETState:
+        return FedETState(problem.start, networks(problem.task, problem.start), problem.levels)
+
+    def round(fed: Federation, s: FedETState, draw: Draw) -> FedETState:
+        task = fed.task
+        found = trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
+        inputs = public_batches(task, how, draw.phase("public"))
+        told = [verdict(ensemble(task, found, some)) for some in inputs]
+        x = distilled(task, s.x, inputs, told, loss, how)
+        return FedETState(x, averaged(task, s.models, found), s.levels)
+
+    return Method("fed-et", init, round, lambda s: View(s.x), needs=NEEDS)

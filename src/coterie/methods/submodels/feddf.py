@@ -1,0 +1,72 @@
+"""FedDF (Lin et al. 2020, Algorithm 3): networks of several sizes, each fused by distilling all clients' ensemble.
+
+Clients train the network of their level. The server averages those of a level, then each average learns, on public
+rows without labels, what the mean of the logits of all clients' networks says. The network of the largest capacity is
+judged. Deviation: a fixed number of steps, no early stopping on a validation set.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels.carving import Local
+from coterie.methods.submodels.distilling import (
+    NEEDS,
+    Distillation,
+    averaged,
+    distilled,
+    ensemble,
+    index_of,
+    networks,
+    public_batches,
+    soft_cross_entropy,
+    trained_by_level,
+)
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class FedDFState(NamedTuple):
+    """A network a level, [levels, d], and the clients' levels."""
+
+    models: Tensor
+    levels: Tensor
+
+
+@validated
+def feddf(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    batch: BatchSize = 20,
+    optimiser: Rule = "sgd",
+    distil_step: Positive = 1e-3,
+    distil_steps: Count = 20,
+    distil_rows: Count = 64,
+) -> Method:
+    """γ = step; distil_steps of Adam on distil_rows public rows each. One round; a client moves its network."""
+    local = Local(step, local_steps, batch, optimiser)
+    how = Distillation(distil_step, distil_steps, distil_rows, "adam")
+
+    def init(problem: Any, n: int) -> FedDFState:
+        return FedDFState(networks(problem.task, problem.start), problem.levels)
+
+    def round(fed: Federation, s: FedDFState, draw: Draw) -> FedDFState:
+        task = fed.task
+        found = trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
+        models = averaged(task, s.models, found)
+        inputs = public_batches(task, how, draw.phase("public"))
+        told = [ensemble(task, found, some).mean(0).softmax(-1) for some in inputs]
+        students = []
+        for level, model in enumerate(models):
+            index = index_of(task, level)
+            theta = distilled(task.at(level, scaled=False), model[index], inputs, told, soft_cross_entropy, how)
+            students.append(model.index_copy(0, index, theta))
+        return FedDFState(torch.stack(students), s.levels)
+
+    return Method("feddf", init, round, lambda s: View(s.models[0]), needs=NEEDS)

@@ -1,0 +1,45 @@
+"""Federated Dropout (Caldas et al. 2018): in every round a client trains kernels that are drawn for it.
+
+As many of each layer as its capacity allows, uniformly and independently of other clients and rounds. As in the
+comparisons of FedRolex and FedSep, each parameter becomes the mean over the clients that held it.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class FederatedDropoutState(NamedTuple):
+    """The whole model, and the clients' levels."""
+
+    x: Tensor
+    levels: Tensor
+
+
+@validated
+def federated_dropout(
+    *, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd"
+) -> Method:
+    """γ = step. One round; a client sends and is sent its sub-model."""
+    local = Local(step, local_steps, batch, optimiser)
+
+    def init(problem: Any, n: int) -> FederatedDropoutState:
+        return FederatedDropoutState(problem.start, problem.levels)
+
+    def round(fed: Federation, s: FederatedDropoutState, draw: Draw) -> FederatedDropoutState:
+        cut = fed.task.anatomy
+
+        def drawn(share: float, ids: Tensor) -> Tensor:
+            return cut.top(share, draw.phase("kernels").client(ids).uniform(cut.kernels))
+
+        return s._replace(x=merged(s.x, trained(fed, s.x, s.levels, drawn, draw.phase("learn"), local)))
+
+    return Method("federated-dropout", init, round, lambda s: View(s.x), needs=NEEDS)

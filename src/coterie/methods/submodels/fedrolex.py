@@ -1,0 +1,51 @@
+"""FedRolex (Alam et al. 2022): the window of kernels that a capacity trains moves on by one every round.
+
+In round t a client of capacity p trains the kernels t, t+1, … of each layer, around its end to its beginning, so that
+all of them are trained equally often. Each parameter becomes the mean over the clients that held it. Deviation: the
+number of kernels is rounded down, so that nobody trains more than its capacity.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class FedRolexState(NamedTuple):
+    """The whole model, the clients' levels, rounds done."""
+
+    x: Tensor
+    levels: Tensor
+    rounds: int
+
+
+@validated
+def fedrolex(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    batch: BatchSize = 20,
+    optimiser: Rule = "sgd",
+    stride: Count = 1,
+) -> Method:
+    """γ = step; the window moves by `stride` kernels. One round; a client sends and is sent its sub-model."""
+    local = Local(step, local_steps, batch, optimiser)
+
+    def init(problem: Any, n: int) -> FedRolexState:
+        return FedRolexState(problem.start, problem.levels, 0)
+
+    def round(fed: Federation, s: FedRolexState, draw: Draw) -> FedRolexState:
+        def window(share: float, ids: Tensor) -> Tensor:
+            return fed.task.anatomy.window(share, stride * s.rounds)
+
+        x = merged(s.x, trained(fed, s.x, s.levels, window, draw.phase("learn"), local))
+        return FedRolexState(x, s.levels, s.rounds + 1)
+
+    return Method("fedrolex", init, round, lambda s: View(s.x), needs=NEEDS)

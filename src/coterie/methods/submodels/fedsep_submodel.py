@@ -1,0 +1,192 @@
+"""FedSep on sub-models (Li and Huang 2023, section 4.2): each client trains the kernels that suit its data.
+
+    decode   a = argmin_{a ∈ [0,1]^K} L(a ⊙ ω) + β log(max(T(a), pT)/pT)   on the client's rows: AdamW on φ, a = HN(φ)
+             then the largest p of each layer: θ = ω[index]
+    learn    Δθ on the client's rows, in the sub-model alone
+    encode   Enc ≈ −Diag(a): Δθ goes back to where θ came from
+
+T are multiply-adds, of the sub-model and of the whole. HN is a small network: an embedding of each group of kernels,
+through a hidden layer common to all groups, gives the logits of its kernels. It starts with all a alike and T(a) just
+below the budget, so that the data decide from the first step on. A client decodes again when its mask is `refresh`
+rounds old; for that it is sent the whole ω, otherwise its sub-model only. Who can train everything decodes nothing.
+
+Remark 3 prints the mean over all active clients and says that it is the rule of the literature, which is the mean over
+those who trained a parameter: `average` offers both, the second is the default. φ starts anew at every decode (to carry
+it on was no better). The decode runs the whole network at the client, whatever its capacity: so in the paper,
+which does not say it.
+"""
+
+from math import log, sqrt
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from coterie.federation import RESULT, Batch, Federation, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.works import own_rows
+from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, batches, learn, learnt, merged, sent
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.problems.models.submodel import Anatomy
+from coterie.settings import BatchSize, Count, NonNegative, Positive
+
+LARGEST = 0.99  # a mask of 1 has no finite logit
+MARGIN = 0.05  # masks start so much below the budget: above it, the resource loss would drown what the data say
+
+
+class FedSepSubmodelState(NamedTuple):
+    """ω, the clients' levels, their masks [n, K], the round in which each decoded its own, rounds done."""
+
+    x: Tensor
+    levels: Tensor
+    masks: Tensor
+    decoded: Tensor
+    rounds: int
+
+
+class Answer(NamedTuple):
+    """What clients of one capacity learnt, who they are, and their masks if these are new."""
+
+    part: Part
+    ids: Tensor
+    masks: Tensor | None
+
+
+class HyperNetwork(NamedTuple):
+    """a = HN(φ): sizes of the groups of kernels, and how wide the embeddings and the hidden layer are."""
+
+    sizes: tuple[int, ...]
+    width: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of the parts of φ: embeddings, hidden layer, what makes logits of it, biases."""
+        groups, kernels, h = len(self.sizes), sum(self.sizes), self.width
+        return [groups * h, h * h, kernels * h, kernels]
+
+    def start(self, like: Tensor) -> Tensor:
+        """φ that gives all kernels nearly the same logit, 0; the same at all clients."""
+        scales = (1.0, sqrt(2 / self.width), 0.1 / sqrt(self.width), 0.0)
+        draw = Draw.of(0, device=like.device).phase("hyper-network")
+        parts = [
+            scale * draw.step(i).normal(length, dtype=like.dtype)
+            for i, (scale, length) in enumerate(zip(scales, self.lengths, strict=True))
+        ]
+        return torch.cat(parts)
+
+    def __call__(self, phi: Tensor, offset: float) -> Tensor:
+        """The mask, [K]."""
+        embedding, hidden, out, bias = torch.split(phi, self.lengths)
+        h = torch.relu(embedding.view(-1, self.width) @ hidden.view(self.width, self.width))
+        group = torch.repeat_interleave(
+            torch.arange(len(self.sizes), device=phi.device), torch.tensor(self.sizes, device=phi.device)
+        )
+        return torch.sigmoid(offset + bias + (out.view(-1, self.width) * h[group]).sum(1))
+
+
+def on_budget(cut: Anatomy, share: float) -> float:
+    """The a that all kernels have in common where T(a) is this share of the whole; T is a quadratic function of it."""
+    none, half, whole = (float(cut.work(torch.full((cut.kernels,), a, dtype=torch.float64))) for a in (0.0, 0.5, 1.0))
+    square = 2 * (none + whole - 2 * half)
+    linear, wanted = whole - none - square, max(0.0, share * whole - none)
+    root = sqrt(linear**2 + 4 * square * wanted)
+    return min(max(2 * wanted / (linear + root), 1 - LARGEST), LARGEST)
+
+
+def decoded_mask(shard: Shard, omega: Tensor, static: Static, draw: Draw) -> Tensor:
+    """The kernels [K] bool that keep the client's loss small within its capacity."""
+    task, cut = shard.task, shard.task.anatomy
+    share = task.shares[static.level]
+    budget = share * cut.work(cut.first(1.0)).to(omega)
+    net, rule = HyperNetwork(cut.sizes, static.width), Server("adam", static.decode_step)
+    level = on_budget(cut, share)
+    offset = log(level / (1 - level)) - MARGIN
+
+    def objective(phi: Tensor, batch: Batch) -> Tensor:
+        a = net(phi, offset)
+        resource = (cut.work(a) / budget).clamp(min=1.0).log()
+        return task.loss(cut.gated(omega, a), batch) + static.resource * resource
+
+    phi = net.start(omega)
+    moments = rule.start(phi)
+    rows = own_rows(shard)
+    for t, batch in enumerate(batches(rows, static.decode_batch, static.decode_steps, draw), 1):
+        slope = grad(objective)(phi, batch)
+        phi, moments = rule.move(phi * (1 - static.decode_step * static.decay), slope, moments, t)
+    return cut.top(share, net(phi, offset))
+
+
+@work("fedsep-submodel/decode-and-learn", update=(RESULT, None))
+def decode_and_learn(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """Δθ of the sub-model that the client chose from ω, and its mask."""
+    cut, share = shard.task.anatomy, shard.task.shares[static.level]
+    mask = decoded_mask(shard, shared, static, draw.phase("decode"))
+    theta = shared[cut.index(mask, share)]
+    return learnt(shard.task.at(static.level, scaled=static.scaled), theta, shard, static, draw), mask
+
+
+@validated
+def fedsep_submodel(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    batch: BatchSize = 20,
+    optimiser: Rule = "sgd",
+    server_step: Positive = 1.0,
+    average: Literal["holders", "active"] = "holders",
+    refresh: Count = 2,
+    decode_step: Positive = 0.01,
+    decode_steps: Count = 10,
+    decode_batch: BatchSize = 20,
+    decay: NonNegative = 0.01,
+    resource: NonNegative = 10.0,
+    width: Count = 16,
+    scaled: bool = True,
+) -> Method:
+    """γ = step, η_g = server_step, β = resource, I_dec = decode_steps; decay is AdamW's, width the hyper-network's.
+
+    One round. A client sends its sub-model, and its mask when that is new; it is sent its sub-model, or then all of ω.
+    """
+    local = Local(step, local_steps, batch, optimiser)
+    decoding: dict[str, Any] = {"decode_step": decode_step, "decode_steps": decode_steps, "decode_batch": decode_batch}
+    decoding |= {"decay": decay, "resource": resource, "width": width}
+
+    def init(problem: Any, n: int) -> FedSepSubmodelState:
+        cut = problem.task.anatomy
+        everything = torch.ones(n, cut.kernels, dtype=torch.bool, device=problem.levels.device)
+        never = torch.full_like(problem.levels, -refresh)
+        return FedSepSubmodelState(problem.start, problem.levels, everything, never, 0)
+
+    def round(fed: Federation, s: FedSepSubmodelState, draw: Draw) -> FedSepSubmodelState:
+        task, cut, at = fed.task, fed.task.anatomy, draw.phase("learn")
+        due = s.rounds - s.decoded >= refresh
+        groups = {
+            (level, new): ((s.levels == level) & (due == new if share < 1.0 else not new)).nonzero()[:, 0]
+            for level, share in enumerate(task.shares)
+            for new in (False, True)
+        }
+
+        def ask(key: tuple[int, bool], some: Federation) -> Answer:
+            level, new = key
+            share = task.shares[level]
+            settings: dict[str, Any] = {**local._asdict(), "level": level, "scaled": scaled}
+            if new:
+                (change, masks), ids = some.gather(decode_and_learn, s.x, draw=at, **settings, **decoding)
+                return Answer(Part(cut.index(masks, share), change), ids, masks)
+            index = cut.index(s.masks[some.ids] if share < 1.0 else cut.first(share), share)
+            change, ids = some.gather(learn, sent(s.x, index, some.ids), draw=at, **settings)
+            return Answer(Part(answered(index, some.ids, ids), change), ids, None)
+
+        answers = asked(fed, groups, ask)
+        masks, decoded = s.masks, s.decoded
+        for _, ids, new in answers:
+            if new is not None:
+                masks, decoded = masks.index_copy(0, ids, new), decoded.index_fill(0, ids, s.rounds)
+        x = merged(s.x, [answer.part for answer in answers], everyone=average == "active")
+        return FedSepSubmodelState(s.x + server_step * (x - s.x), s.levels, masks, decoded, s.rounds + 1)
+
+    return Method("fedsep-submodel", init, round, lambda s: View(s.x), needs=NEEDS)

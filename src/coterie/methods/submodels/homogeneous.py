@@ -1,0 +1,51 @@
+"""All clients train the same sub-model: the smallest, which everybody can afford, or the largest, which few can.
+
+The bounds between which methods for unequal clients are judged (FedSep, Table 1). The smallest is a network of its own:
+it has no scalers, and starts with weights as large as if it had been initialised alone. It is kept as the whole model
+with the other kernels at 0, which gives the same outputs.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels.carving import NEEDS, Local, alone, merged, trained
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class HomogeneousState(NamedTuple):
+    """The model, with kernels that it has not at 0, and the level that all clients have."""
+
+    x: Tensor
+    levels: Tensor
+
+
+@validated
+def homogeneous(
+    *,
+    size: Literal["smallest", "largest"] = "smallest",
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    batch: BatchSize = 20,
+    optimiser: Rule = "sgd",
+) -> Method:
+    """γ = step. One round of FedAvg."""
+    local = Local(step, local_steps, batch, optimiser)
+
+    def init(problem: Any, n: int) -> HomogeneousState:
+        task = problem.task
+        level = len(task.shares) - 1 if size == "smallest" else 0
+        return HomogeneousState(alone(task, level, problem.start), torch.full_like(problem.levels, level))
+
+    def round(fed: Federation, s: HomogeneousState, draw: Draw) -> HomogeneousState:
+        cut = fed.task.anatomy
+        parts = trained(fed, s.x, s.levels, lambda share, _: cut.first(share), draw.phase("learn"), local, scaled=False)
+        return s._replace(x=merged(s.x, parts))
+
+    return Method("homogeneous", init, round, lambda s: View(s.x), needs=NEEDS)

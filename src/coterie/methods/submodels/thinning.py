@@ -1,0 +1,54 @@
+"""What methods with sparse weights share: masks by parameter, tensor by tensor, and learning within them.
+
+A client of capacity p keeps a share p of the entries of each weight; biases and norms are always kept. The network
+keeps its shape, so with dense kernels only the traffic falls with p, not the time (carving.py has smaller networks).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Shard, Static
+from coterie.methods.shared.optimisers import Server
+from coterie.methods.shared.works import own_rows
+from coterie.methods.submodels.carving import batches
+from coterie.numerics import Draw
+from coterie.problems.models.submodel import Anatomy
+
+
+def counts(cut: Anatomy, density: float | Sequence[float]) -> list[int]:
+    """How many entries of each weight tensor are kept: its density's share, at least one."""
+    weights = [s for s in cut.segments if s.is_weight]
+    each = [density] * len(weights) if isinstance(density, float) else density
+    return [min(max(1, round(p * (s.stop - s.start))), s.stop - s.start) for p, s in zip(each, weights, strict=True)]
+
+
+def densest(cut: Anatomy, score: Tensor, kept: Sequence[int]) -> Tensor:
+    """So many entries of each weight tensor with the largest scores, [..., d] bool; all others are kept too."""
+    mask, left = torch.ones_like(score, dtype=torch.bool), iter(kept)
+    parts = []
+    for start, stop, is_weight in cut.segments:
+        some = score[..., start:stop]
+        if not is_weight:
+            parts.append(mask[..., start:stop])
+            continue
+        best = some.argsort(dim=-1, descending=True, stable=True)[..., : next(left)]
+        parts.append(torch.zeros_like(some, dtype=torch.bool).scatter(-1, best, True))
+    return torch.cat(parts, -1)
+
+
+def size(cut: Anatomy, kept: Sequence[int]) -> int:
+    """How many parameters such a mask keeps."""
+    return sum(kept) + sum(s.stop - s.start for s in cut.segments if not s.is_weight)
+
+
+def within(shard: Shard, theta: Tensor, mask: Tensor, steps: int, static: Static, draw: Draw) -> Tensor:
+    """θ after so many steps of the local rule in the whole network, of which only what the mask keeps is moved."""
+    task: Any = shard.task
+    rule = Server(static.rule, static.step)
+    x, moments = theta, rule.start(theta)
+    for t, batch in enumerate(batches(own_rows(shard), static.batch, steps, draw), 1):
+        x, moments = rule.move(x, task.gradient(x, batch) * mask, moments, t)
+    return x

@@ -1,0 +1,74 @@
+"""ZeroFL (Qiu et al. 2022): clients compute with their largest weights, and upload those.
+
+At every step the gradient is taken at the p largest weights of each tensor, the others at 0, and moves all weights
+(SWAT). Uploaded is the change of what is largest in the end ('Diff on Top-K-W'), with a share `extra` more than was
+computed with; each parameter takes the mean over those who sent it. The model goes down whole. As in FedSep's
+comparison, the density is the client's capacity. Deviation: SWAT also drops small activations in the backward pass, to
+save work; here they are kept, and no time is saved.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import RESULT, Federation, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.works import own_rows
+from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, batches, by_level, merged
+from coterie.methods.submodels.thinning import counts, densest, size
+from coterie.numerics import Draw
+from coterie.numerics.sparse import Sparse
+from coterie.problems.base import View
+from coterie.problems.models.submodel import places
+from coterie.settings import BatchSize, Count, NonNegative, Positive
+
+
+class ZeroFLState(NamedTuple):
+    """The whole model, and the clients' levels."""
+
+    x: Tensor
+    levels: Tensor
+
+
+@work("zerofl/sparse-steps", update=(RESULT, None))
+def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """The change of the weights that are largest in the end."""
+    task, cut = shard.task, shard.task.anatomy
+    used = counts(cut, task.shares[static.level])
+    told = counts(cut, min(1.0, task.shares[static.level] + static.extra))
+    rule = Server(static.rule, static.step)
+    x, moments = shared, rule.start(shared)
+    for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
+        sparse = x * densest(cut, x.abs(), used)
+        x, moments = rule.move(x, task.gradient(sparse, batch), moments, t)
+    index = places(densest(cut, x.abs(), told), size(cut, told))
+    return Sparse((x - shared)[index], index.to(torch.int32))
+
+
+@validated
+def zerofl(
+    *,
+    step: Positive = 0.05,
+    local_steps: Count = 10,
+    batch: BatchSize = 20,
+    optimiser: Rule = "sgd",
+    extra: NonNegative = 0.1,
+) -> Method:
+    """γ = step. One round; a client sends the changes of its p + extra largest weights with their indices."""
+    local = Local(step, local_steps, batch, optimiser)
+
+    def init(problem: Any, n: int) -> ZeroFLState:
+        return ZeroFLState(problem.start, problem.levels)
+
+    def round(fed: Federation, s: ZeroFLState, draw: Draw) -> ZeroFLState:
+        def ask(level: int, some: Federation) -> Part:
+            settings: dict[str, Any] = {**local._asdict(), "level": level, "extra": extra}
+            change, _ = some.gather(sparse_steps, s.x, draw=draw.phase("learn"), **settings)
+            return Part(change.places.long(), change.values)
+
+        return s._replace(x=merged(s.x, asked(fed, by_level(s.levels), ask)))
+
+    return Method("zerofl", init, round, lambda s: View(s.x), needs=NEEDS)

@@ -1,0 +1,1 @@
+"""Methods that learn client weights."""

@@ -1,0 +1,103 @@
+"""Adaptively weighted nodes, Algorithm 3 (non-convex F): projected hypergradient descent on the client weights.
+
+    θ ≈ argmin Σ w_k L_k   and   (Σ w_k ∇²L_k(θ)) h = ∇L_0(θ),   both by Local-SVRG;
+    ∂F/∂w_k = −∇L_k(θ)ᵀh;   w ← Π_{Δ_b}(w − η ∂F)
+
+Returns the last iterate (the theory returns a random one). Rounds an outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where
+the outputs of Local-SVRG are averaged; the exchanges with the target are free where that is the server.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import RESULT, Federation, Shard, Static, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs, solve
+from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
+from coterie.numerics import Draw, project_capped_simplex, uniform
+from coterie.problems.base import View
+from coterie.settings import Count, NonNegative, Positive, Probability
+
+
+class Hypergradient(NamedTuple):
+    """∂F/∂w_k by client (0 for those who did not answer), the model it belongs to, and the distance to the target
+    Σ_k (L_0 − L_k)² at that model."""
+
+    theta: Tensor
+    gradient: Tensor
+    distance: Tensor
+
+
+class BilevelState(NamedTuple):
+    """θ [d], w [K], the last hypergradient [K], and G: the largest statistical distance (eq. 9) met so far."""
+
+    theta: Tensor
+    w: Tensor
+    gradient: Tensor
+    G: Tensor
+
+
+@work("bilevel/merit", update=RESULT, whole_pass=True)
+def merit(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """−∇L_k(θ)ᵀh and L_k(θ), two numbers."""
+    theta, h = shared
+    rows = own_rows(shard)
+    return -(shard.task.full_gradient(theta, rows) @ h), shard.task.full_loss(theta, rows)
+
+
+def hypergradient(fed: Federation, theta: Tensor, w: Tensor, model: Walk, system: Walk, draw: Draw) -> Hypergradient:
+    """θ ≈ θ*(w) from the given start, then h, then −∇L_k(θ)ᵀh (eqs. 14 and 15)."""
+    theta = solve(fed, "model", theta, w, model, draw.phase("model"))
+    loss, goal = fed.ask_target(goal_loss_and_gradient, theta, draw=draw.phase("goal"))
+    h = solve(fed, "system", goal, w, system, draw.phase("system"), constants=(theta, goal))
+    (gradient, losses), ids = fed.gather(merit, (theta, h), draw=draw.phase("merit"))
+    everyone = torch.zeros_like(w).index_copy(0, ids, gradient)
+    return Hypergradient(theta, everyone, (losses - loss).square().sum().sqrt())
+
+
+def record(gradient: Tensor, G: Tensor, w: Tensor, cap: float, step: float) -> dict[str, Any]:
+    """What the record says beside the usual: G, ∂F/∂w by client, and ‖w − Π(w − η∂F)‖/η."""
+    moved = project_capped_simplex(w - step * gradient, cap)
+    return {
+        "statistical_distance": float(G),
+        "gradient_mapping": float((w - moved).norm() / step),
+        "hypergradient": [float(f"{g:.6g}") for g in gradient.tolist()],
+    }
+
+
+@validated
+def bilevel(
+    *,
+    step: Positive = 0.05,
+    system_step: Positive = 5e-4,
+    outer_step: Positive = 0.02,
+    local_steps: Count = 10,
+    steps: Count | None = None,
+    batch: Count = 50,
+    refresh: Probability = 0.02,
+    cap: Probability = 1 / 3,
+    average: bool = False,
+    convexity: NonNegative = 0.0,
+) -> Method:
+    """γ = step (θ), system_step (h); η = outer_step; τ = local_steps; T = steps (five passes); q = refresh; b = cap."""
+
+    def init(problem: Any, n: int) -> BilevelState:
+        check_cap(cap, n)
+        w = uniform(n, like=problem.start)
+        return BilevelState(problem.start, w, torch.zeros_like(w), w.new_zeros(()))
+
+    def round(fed: Federation, s: BilevelState, draw: Draw) -> BilevelState:
+        T = steps or five_epochs(fed, batch)
+        model = Walk(step, local_steps, refresh, T, batch, average, convexity)
+        system = model._replace(step=system_step)
+        found = hypergradient(fed, s.theta, s.w, model, system, draw)
+        w = project_capped_simplex(s.w - outer_step * found.gradient, cap)
+        return BilevelState(found.theta, w, found.gradient, torch.maximum(s.G, found.distance))
+
+    def view(s: BilevelState) -> View:
+        return View(s.theta, s.w, more=record(s.gradient, s.G, s.w, cap, outer_step))
+
+    return Method("bilevel", init, round, view, needs=frozenset({"gradient", "hvp", "target"}))

@@ -1,0 +1,70 @@
+"""Adaptively weighted nodes, Algorithm 2 (convex F): accelerated bilevel approximation (Ghadimi and Wang 2018).
+
+    w_md = 2/(s+2) w + s/(s+2) w_ag;   ∂F at w_md as in Algorithm 3;
+    w ← Π(w − η(s+1)/4 ∂F);   w_ag ← Π(w_md − η ∂F)
+
+The step η(s+1)/4 is what line 13's proximal term 2/(η(s+1))‖w − w_s‖² gives. Returns w_ag. Rounds as in Algorithm 3.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs
+from coterie.methods.weights.bilevel import hypergradient, record
+from coterie.numerics import Draw, project_capped_simplex, uniform
+from coterie.problems.base import View
+from coterie.settings import Count, NonNegative, Positive, Probability
+
+
+class AcceleratedState(NamedTuple):
+    """θ [d], the two weight sequences [K], the outer step s, the last hypergradient [K], and G (eq. 9)."""
+
+    theta: Tensor
+    w: Tensor
+    w_ag: Tensor
+    s: int
+    gradient: Tensor
+    G: Tensor
+
+
+@validated
+def bilevel_accelerated(
+    *,
+    step: Positive = 0.05,
+    system_step: Positive = 5e-4,
+    outer_step: Positive = 0.02,
+    local_steps: Count = 10,
+    steps: Count | None = None,
+    batch: Count = 50,
+    refresh: Probability = 0.02,
+    cap: Probability = 1 / 3,
+    average: bool = False,
+    convexity: NonNegative = 0.0,
+) -> Method:
+    """Settings as for `bilevel`."""
+
+    def init(problem: Any, n: int) -> AcceleratedState:
+        check_cap(cap, n)
+        w = uniform(n, like=problem.start)
+        return AcceleratedState(problem.start, w, w, 0, torch.zeros_like(w), w.new_zeros(()))
+
+    def round(fed: Federation, state: AcceleratedState, draw: Draw) -> AcceleratedState:
+        s = state.s
+        T = steps or five_epochs(fed, batch)
+        model = Walk(step, local_steps, refresh, T, batch, average, convexity)
+        w_md = 2 / (s + 2) * state.w + s / (s + 2) * state.w_ag
+        found = hypergradient(fed, state.theta, w_md, model, model._replace(step=system_step), draw)
+        w = project_capped_simplex(state.w - outer_step * (s + 1) / 4 * found.gradient, cap)
+        w_ag = project_capped_simplex(w_md - outer_step * found.gradient, cap)
+        G = torch.maximum(state.G, found.distance)
+        return AcceleratedState(found.theta, w, w_ag, s + 1, found.gradient, G)
+
+    def view(state: AcceleratedState) -> View:
+        more = record(state.gradient, state.G, state.w_ag, cap, outer_step)
+        return View(state.theta, state.w_ag, more=more)
+
+    return Method("bilevel-accelerated", init, round, view, needs=frozenset({"gradient", "hvp", "target"}))

@@ -1,0 +1,123 @@
+"""Everyone finds friends: every client is a target, one pass of local walks serves all (beyond MeritFed's paper).
+
+    U_k = x_k after a walk on client k's rows,   x_i⁺ = Σ_k W_ik U_k,   W_i ≈ argmin_{w∈Δ} φ_i(w) = L_i(Σ_k w_k U_k)
+    W_ik ← W_ik exp(−α_i ∂φ_i/∂w_k)/Z,   ∂φ_i/∂w_k = ⟨∇L_i(·), U_k − ū⟩,   L_i on client i's validation rows
+
+Models are mixed, not updates: with x_i⁺ = x_i + Σ_k W_ik (U_k − x_k) nothing holds the models of a group together, the
+updates of others are then taken ever further from one's own model, and the blocks fade (docs/collaborate.md). Only
+differences of the U_k count on the simplex, so they are measured from their mean ū: a common part costs no digit.
+
+The step is scale-free: α_i = c/√(Σ_rounds max_k |∂φ_i/∂w_k − ⟨w, ∂φ_i⟩|²), by target. So c (`mirror_step`) bounds the
+first change of a weight to a factor e^c whatever the units of the loss and however long the walks are.
+
+joint   ∇L_i is taken at x_i, where the walk starts, and sent along with U_i: one exchange a round
+trial   ∇L_i at the trial mixtures themselves: one exchange more for each of `mirror_steps`
+off     W stays as it starts: `own` is local training, `uniform` one averaged model for all, `groups` the known friends
+
+With a partial active set the rows of absent targets and their models stay; the others move weight among active clients.
+A target that holds no weight of any active client goes on from its own walk.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import RESULT, Each, Federation, Shard, Static, moved_from, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import draw_batch, goal_rows, local_sgd
+from coterie.numerics import Draw, entropic_step
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class CollaborateState(NamedTuple):
+    """Personal models [K, d], weights [K, K] (row i is target i's), and Σ max|∂φ_i|² by target, [K]."""
+
+    X: Tensor
+    W: Tensor
+    reach: Tensor
+
+
+@work("collaborate/validation-gradient", update=RESULT)
+def validation_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """∇L_i(x) on client i's validation rows: all of them, or a fresh batch."""
+    rows = goal_rows(shard)
+    if static.mirror_batch == "all":
+        return shard.task.full_gradient(shared, rows)
+    return shard.task.gradient(shared, draw_batch(rows, static.mirror_batch, draw.phase("validation")))
+
+
+@work("collaborate/steps-and-gradient", update=(moved_from(), RESULT))
+def steps_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """U_i, and ∇L_i at x_i, where the walk starts."""
+    return local_sgd(shard, shared, private, static, draw), validation_gradient(shard, shared, private, static, draw)
+
+
+def scale_free_step(w: Tensor, g: Tensor, reach: Tensor, step: float) -> tuple[Tensor, Tensor]:
+    """One mirror step on every row of w, as long as the gradients so far allow."""
+    g = torch.where(w > 0.0, g - (w * g).sum(1, keepdim=True), 0.0)
+    reach = reach + g.square().amax(1)
+    alpha = step * reach.clamp(min=torch.finfo(g.dtype).tiny).rsqrt()
+    return entropic_step(w, alpha[:, None] * g, 1.0), reach
+
+
+@validated
+def collaborate(
+    *,
+    step: Positive = 0.1,
+    local_steps: Count = 5,
+    batch: BatchSize = 20,
+    mirror: Literal["joint", "trial", "off"] = "joint",
+    mirror_step: Positive = 1.0,
+    mirror_steps: Count = 1,
+    mirror_batch: BatchSize = "all",
+    start: Literal["uniform", "own", "groups"] = "uniform",
+) -> Method:
+    """c = mirror_step. One round with d floats down and 2d up a client; trial: 1 + mirror_steps, d each way in each."""
+    walk: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
+
+    def init(problem: Any, n: int) -> CollaborateState:
+        X = problem.start.repeat(n, 1)
+        return CollaborateState(X, _start(start, problem, n).to(X), X.new_zeros(n))
+
+    def round(fed: Federation, s: CollaborateState, draw: Draw) -> CollaborateState:
+        at, V = draw.phase("walk"), None
+        if mirror == "joint":
+            (U, V), ids = fed.gather(steps_and_gradient, Each(s.X), draw=at, **walk, mirror_batch=mirror_batch)
+        else:
+            U, ids = fed.gather(local_sgd, Each(s.X), draw=at, **walk)
+        mass, w = _among(s.W, ids)
+        reach, away = s.reach[ids], U - U.mean(0)
+        if V is not None:
+            w, reach = scale_free_step(w, V @ away.T, reach, mirror_step)
+        active = replace(fed, ids=ids)
+        for i in range(mirror_steps if mirror == "trial" else 0):
+            x, at = s.X.index_copy(0, ids, w @ U), draw.phase("mirror").step(i)
+            answers, those = active.gather(validation_gradient, Each(x), draw=at, mirror_batch=mirror_batch)
+            V = torch.zeros_like(s.X).index_copy(0, those, answers)[ids]  # who fails to answer stays where it is
+            w, reach = scale_free_step(w, V @ away.T, reach, mirror_step)
+        return CollaborateState(
+            s.X.index_copy(0, ids, w @ U),
+            s.W.index_put((ids[:, None], ids), mass * w),
+            s.reach.index_copy(0, ids, reach),
+        )
+
+    needs = frozenset({"gradient", "everyone"} | ({"groups"} if start == "groups" else set()))
+    return Method("collaborate", init, round, lambda s: View(s.X, s.W), needs=needs)
+
+
+def _start(start: str, problem: Any, n: int) -> Tensor:
+    """The first W; rows sum to 1."""
+    groups = {"uniform": torch.zeros(n), "own": torch.arange(n)}.get(start, problem.groups)
+    friends = (groups[:, None] == groups).double()
+    return friends / friends.sum(1, keepdim=True)
+
+
+def _among(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """How much of each active row lies on active clients, [a, 1], and how it is spread there, [a, a]."""
+    w = W[ids][:, ids]
+    mass = w.sum(1, keepdim=True)
+    return mass, torch.where(mass > 0.0, w / mass, torch.eye(len(ids), dtype=w.dtype, device=w.device))

@@ -1,0 +1,98 @@
+"""GD: the weighting problem by its exact hypergradient, with a dense Hessian. The yardstick for small models.
+
+    g_k = −∇L_k(θ)ᵀ H⁻¹∇L_0(θ),   H = Σ_k w_k ∇²L_k(θ),   w ← Π_Δ(w − η_w g),   after K inner steps on θ:
+    gradient  θ ← θ − η Σ_k w_k ∇L_k(θ)        newton  θ ← θ − H⁻¹ Σ_k w_k ∇L_k(θ)
+
+Newton steps bring θ to θ*(w), so that g is exact; gradient steps are what the paper on primal–dual weighting compares
+with. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate: that is the point of the comparison.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.errors import RunError, UsageError
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.hessian import hessian_rows
+from coterie.methods.shared.works import goal_gradient, gradient
+from coterie.numerics import Draw, project_simplex, uniform
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, NonNegative, Positive
+
+LIMIT = 2000
+"""The largest d: a Hessian of 2000² float64 numbers is 32 MB, and each client sends one."""
+
+
+class ExactGDState(NamedTuple):
+    """Model and weights."""
+
+    theta: Tensor
+    w: Tensor
+
+
+@validated
+def exact_gd(
+    *,
+    step: Positive = 0.05,
+    outer_step: Positive = 0.005,
+    local_steps: Count = 5,
+    inner: Literal["newton", "gradient"] = "newton",
+    damping: NonNegative = 0.0,
+    columns: Count = 64,
+    batch: BatchSize = "all",
+    target_batch: BatchSize = "all",
+) -> Method:
+    """η (of gradient steps), η_w, K; H + damping·I is inverted.
+
+    K + 2 rounds with gradient steps, 2K + 2 with Newton's; d² floats up a client for a Hessian.
+    """
+
+    def init(problem: Any, n: int) -> ExactGDState:
+        d = len(problem.start)
+        if d > LIMIT:
+            raise UsageError(
+                f"exact-gd inverts a dense Hessian; the model has {d:,} parameters, more than the {LIMIT:,} it takes. "
+                "Use primal-dual, sustain or rfho, or a smaller model."
+            )
+        return ExactGDState(problem.start, uniform(n, like=problem.start))
+
+    def round(fed: Federation, s: ExactGDState, draw: Draw) -> ExactGDState:
+        theta, w = s.theta, s.w
+
+        def solve(active: Federation, b: Tensor, at: Draw) -> Tensor:
+            """H⁻¹b; 0 where nobody active has weight, so that nothing moves."""
+            basis = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
+            rows = hessian_rows(active, theta, basis, w, draw=at.phase("hessian"), batch=batch, columns=columns)
+            somebody = w[active.ids].sum() > 0.0
+            H = torch.where(somebody, fed.n / len(active.ids) * rows + damping * basis, basis)
+            return torch.where(somebody, inverted(H, b), 0.0)
+
+        for k in range(local_steps):
+            at = draw.step(k)
+            active = fed if k == 0 else fed.sample(draw=at)
+            G, ids = active.gather(gradient, theta, draw=at.phase("inner"), batch=batch)
+            g = fed.n / len(ids) * w[ids] @ G
+            theta = theta - (solve(active, g, at) if inner == "newton" else step * g)
+
+        outer = draw.phase("outer")
+        G, ids = fed.gather(gradient, theta, draw=outer, batch=batch)
+        g0 = fed.ask_target(goal_gradient, theta, draw=outer, batch=target_batch)
+        p = solve(fed, g0, outer)
+        slope = torch.zeros_like(w).index_copy(0, ids, -fed.n / len(ids) * G @ p)
+        return ExactGDState(theta, project_simplex(w - outer_step * slope))
+
+    needs = frozenset({"gradient", "hvp", "target"})
+    return Method("exact-gd", init, round, lambda s: View(s.theta, s.w), needs=needs)
+
+
+def inverted(H: Tensor, b: Tensor) -> Tensor:
+    """H⁻¹b; a singular Hessian is explained."""
+    try:
+        return torch.linalg.solve(H, b)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        raise RunError(
+            "exact-gd met a singular Hessian: the clients' losses do not fix θ. Give the loss a ridge, or set "
+            "method.damping (1e-3, say), which adds that much to the diagonal."
+        ) from None

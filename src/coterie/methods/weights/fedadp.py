@@ -1,0 +1,73 @@
+"""FedAdp (Wu and Wang 2021): weights by the angle between a client's gradient and the global one.
+
+    θ_k = arccos cos(g_k, Σ_j n_j g_j / Σ_j n_j),   smoothed over the rounds that k took part in, θ̃_k = mean of θ_k
+    f(θ̃) = α (1 − exp(−exp(−α (θ̃ − 1)))),   w_k = n_k e^{f(θ̃_k)} / Z,   x ← x − γ Σ_k w_k g_k(x)
+
+A steep fall of f between angles of ½ and 1½ separates those who pull along from those who do not. `angle = "target"`
+with `smooth = false` is the baseline of MeritFed's authors: the angle to the target's own gradient, of this round
+alone. A gradient of 0 stands at a right angle. One gradient a client, not several local steps.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import goal_gradient, gradient
+from coterie.numerics import Draw
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Positive
+
+
+class FedAdpState(NamedTuple):
+    """The common model [d], the weights [K], the smoothed angles [K], and how often each client took part [K]."""
+
+    x: Tensor
+    w: Tensor
+    angles: Tensor
+    times: Tensor
+
+
+@validated
+def fedadp(
+    *,
+    step: Positive = 0.1,
+    steepness: Positive = 5.0,
+    angle: Literal["global", "target"] = "global",
+    smooth: bool = True,
+    batch: BatchSize = "all",
+    target_batch: BatchSize = "all",
+) -> Method:
+    """γ and α. One round; with angle="target" also one exchange with the target."""
+
+    def weights(sizes: Tensor, angles: Tensor) -> Tensor:
+        return torch.softmax(sizes.to(angles).log() + gompertz(angles, steepness), dim=0)
+
+    def init(problem: Any, n: int) -> FedAdpState:
+        nothing = torch.zeros(n, dtype=problem.start.dtype, device=problem.start.device)
+        return FedAdpState(problem.start, weights(problem.train.counts, nothing), nothing, nothing)
+
+    def round(fed: Federation, s: FedAdpState, draw: Draw) -> FedAdpState:
+        G, ids = fed.gather(gradient, s.x, draw=draw.phase("gradient"), batch=batch)
+        if angle == "global":
+            sizes = fed.sizes[ids].to(G)
+            direction = sizes / sizes.sum() @ G
+        else:
+            direction = fed.ask_target(goal_gradient, s.x, draw=draw.phase("target"), batch=target_batch)
+        seen = cosine_similarity(G, direction[None]).clamp(-1.0, 1.0).arccos()
+        times = s.times.index_add(0, ids, torch.ones_like(seen))
+        share = 1.0 / times[ids] if smooth else 1.0
+        angles = s.angles.index_add(0, ids, share * (seen - s.angles[ids]))
+        x = s.x - step * weights(fed.sizes[ids], angles[ids]) @ G
+        return FedAdpState(x, weights(fed.sizes, angles), angles, times)
+
+    needs = frozenset({"gradient"} if angle == "global" else {"gradient", "target"})
+    return Method("fedadp", init, round, lambda s: View(s.x, s.w), needs=needs)
+
+
+def gompertz(angles: Tensor, steepness: float) -> Tensor:
+    """α (1 − exp(−exp(−α (θ − 1)))), between 0 and α."""
+    return steepness * (1.0 - torch.exp(-torch.exp(-steepness * (angles - 1.0))))

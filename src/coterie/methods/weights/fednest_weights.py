@@ -1,0 +1,109 @@
+"""FedNest on the weighting problem: the inner variable is the model θ, the outer one the client weights w.
+
+    T times  θ ← FedInn with weights w:   q = Σ w_k ∇L_k(θ),  θ_k ← θ_k − β_k (∇L_k(θ_k) − ∇L_k(θ) + q),  θ = Σ w_k θ_k
+             p ≈ (Σ w_k ∇²L_k)⁻¹ ∇L_0(θ)                        Alg. 3 with the weighted Hessian
+             w ← Π(w + α (∇L_k(θ)ᵀp)_k)                         ∂F/∂w_k = −∇L_k(θ)ᵀp, a number a client
+
+∇f has no part that clients could evaluate alone at other w, so FedOut's local walk reduces to one projected step.
+With a partial active set weight moves among the active clients only; the others keep theirs. `ask = "weighted"` asks
+clients of weight 0 for their slope alone: to weighted means they add nothing.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.federation import RESULT, Federation, Shard, Static, moved_from, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method
+from coterie.methods.nested.phases import Inverse, Walk, product_draws, solve
+from coterie.methods.nested.works import pace, step_size, within
+from coterie.methods.shared.hessian import Ask, asked
+from coterie.methods.shared.works import goal_gradient, gradient, own_gradient, own_product
+from coterie.numerics import Draw, project_capped_simplex, uniform
+from coterie.problems.base import View
+
+
+class FedNestWeights(NamedTuple):
+    """The common model [d] and the client weights [K], on the capped simplex."""
+
+    theta: Tensor
+    w: Tensor
+
+
+def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int, cap: float, ask: Ask) -> Method:
+    """2T + N + 1 rounds, and one exchange with the target (a round more if that is a client)."""
+
+    def init(problem: Any, n: int) -> FedNestWeights:
+        if cap * n < 1.0:
+            raise UsageError(
+                f"method.cap = {cap:g} leaves no weights of {n} clients that sum to 1; give ≥ {1 / n:.3g}."
+            )
+        if isinstance(walk.steps, list) and len(walk.steps) != n:
+            raise UsageError(f"method.local_steps lists {len(walk.steps)} numbers for {n} clients; give {n}, or one.")
+        return FedNestWeights(problem.start, uniform(n, like=problem.start))
+
+    def round(fed: Federation, s: FedNestWeights, draw: Draw) -> FedNestWeights:
+        theta, some = s.theta, asked(fed, s.w, ask)
+        for t in range(inner_rounds):
+            theta = _weighted_fedinn(some, theta, s.w, walk, inverse.batch, draw.phase("inner").step(t))
+        if step == 0.0:
+            return FedNestWeights(theta, s.w)
+        return FedNestWeights(theta, _weights_step(fed, theta, s.w, draw.phase("outer")))
+
+    def _weights_step(fed: Federation, theta: Tensor, w: Tensor, draw: Draw) -> Tensor:
+        b = fed.ask_target(goal_gradient, theta, draw=draw.phase("goal"), batch=inverse.batch)
+        draws, some = product_draws(inverse, draw), asked(fed, w, ask)
+
+        def product(v: Tensor) -> Tensor:  # Σ w_k ∇²L_k(θ) v
+            return some.mean(own_hessian_product, (theta, v), weights=w, draw=next(draws), batch=inverse.batch)
+
+        p = solve(product, b, inverse, draw)
+        slopes, ids = fed.gather(slope, (theta, p), draw=draw.phase("slope"), batch=inverse.batch)
+        active = w[ids].sum()
+        moved = (w[ids] - step * slopes) / active
+        return w.index_copy(0, ids, active * project_capped_simplex(moved, max(cap / float(active), 1.0 / len(ids))))
+
+    needs = frozenset({"gradient", "hvp", "target"})
+    return Method("fednest", init, round, lambda s: View(s.theta, s.w), needs=needs)
+
+
+def _weighted_fedinn(fed: Federation, theta: Tensor, w: Tensor, walk: Walk, anchor: int | str, draw: Draw) -> Tensor:
+    q = fed.mean(gradient, theta, weights=w, draw=draw.phase("anchor"), batch=anchor)
+    tau, steps = pace(walk.steps, theta)
+    return fed.mean(
+        corrected_steps,
+        (theta, q, tau),
+        weights=w,
+        draw=draw.phase("walk"),
+        step=walk.step,
+        steps=steps,
+        batch=walk.batch,
+    )
+
+
+@work("fednest-weights/corrected-steps", update=moved_from(0))
+def corrected_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """θ_k ← θ_k − β_k (∇L_k(θ_k; ζ) − ∇L_k(θ; ζ) + q), the same ζ in both terms."""
+    theta, q, tau = shared
+    beta = step_size(static, tau, theta)
+    theta_k = theta - beta * q  # at ν = 0 the two terms are the same
+    for nu in range(1, static.steps):
+        g_k, g_0 = (own_gradient(shard, point, static.batch, draw.step(nu)) for point in (theta_k, theta))
+        theta_k = within(nu, tau, theta_k - beta * (g_k - g_0 + q), theta_k)
+    return theta_k
+
+
+@work("fednest-weights/hessian-product", update=RESULT)
+def own_hessian_product(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """∇²L_k(θ) v."""
+    theta, v = shared
+    return own_product(shard, theta, v, static.batch, draw)
+
+
+@work("fednest-weights/slope", update=RESULT)
+def slope(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """∂F/∂w_k = −∇L_k(θ)ᵀp, one number."""
+    theta, p = shared
+    return -own_gradient(shard, theta, static.batch, draw) @ p

@@ -1,0 +1,100 @@
+"""MeritFed (Tupitsa et al. 2024): one gradient a client a round, weights by mirror descent on the target's loss.
+
+    x⁺ = x − γ Σ_k w_k g_k(x),   w ≈ argmin_{w∈Δ} φ(w) = L_0(x − γ Σ_k w_k g_k)
+    w_k ← w_k exp(−α ∂φ/∂w_k)/Z,   ∂φ/∂w_k = −γ ⟨∇L_0(x − γ Gᵀw), g_k⟩
+
+MD asks the target for the gradient on all its rows, SMD on a fresh batch each mirror step; `data` says which rows
+(methods/mirror.py). MD on fresh rows takes one block a round, SMD one a mirror step. The weights are warm-started from
+round to round unless `restart`. With a partial active set the mirror steps move weight among the active clients only;
+the others keep theirs. From the authors' code, off by default: `average` takes the mean of the mirror iterates,
+`cut` divides the exponent by 10 after so many rounds.
+
+Beyond the paper. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one exchange
+is enough. `local_steps`: clients walk, and g_k = (x − x_k)/γ, so that φ judges the mean of their models. `server`: the
+direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step x − γGᵀw.
+"""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.optimisers import Moments, Rule, Server
+from coterie.methods.shared.works import gradient, local_sgd
+from coterie.methods.weights.mirror import Data, Judge, first_order, mirror_descent, second_order
+from coterie.numerics import Draw, uniform
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+Whole = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class MeritFedState(NamedTuple):
+    """The common model [d], the client weights [K] on the simplex, what the server's rule remembers, rounds done."""
+
+    x: Tensor
+    w: Tensor
+    moments: Moments
+    rounds: int
+
+
+@validated
+def meritfed(
+    *,
+    step: Positive = 0.1,
+    mirror_step: Positive = 0.1,
+    mirror_steps: Whole = 10,
+    mirror: Literal["md", "smd"] = "md",
+    mirror_batch: Count = 50,
+    data: Data = "validation",
+    restart: bool = False,
+    average: bool = False,
+    cut: Count | None = None,
+    solver: Literal["mirror", "quadratic"] = "mirror",
+    rank: Whole | None = None,
+    local_steps: Count = 1,
+    batch: BatchSize = "all",
+    server: Rule = "sgd",
+    server_step: Positive | None = None,
+    momentum: Share = 0.9,
+    second_momentum: Share = 0.999,
+) -> Method:
+    """γ, α and the rest as above; the server's η is γ unless server_step is given.
+
+    One round, and mirror_steps exchanges with the target, which cost nothing if that is the server; one exchange with
+    solver="quadratic", on the rank leading directions of the gradients (all of them by default).
+    """
+    by_block = mirror == "smd" or data == "fresh"
+    judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)
+    whole = judge.batch == "all"
+    rule = Server(server, server_step or step, momentum, second_momentum)
+
+    def init(problem: Any, n: int) -> MeritFedState:
+        judge.check(problem)
+        return MeritFedState(problem.start, uniform(n, like=problem.start), rule.start(problem.start), 0)
+
+    def directions(fed: Federation, x: Tensor, at: Draw) -> tuple[Tensor, Tensor]:
+        if local_steps == 1:
+            return fed.gather(gradient, x, draw=at, batch=batch)
+        walked, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
+        return (x - walked) / step, ids
+
+    def round(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
+        G, ids = directions(fed, s.x, draw.phase("gradient"))
+        active = s.w[ids].sum()
+        w = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
+        ask = judge.at(fed, s.rounds, draw.phase("mirror"))
+        if solver == "mirror" and not (whole and fed.target == "server" and getattr(fed.task, "quadratic", False)):
+            slope = first_order(ask, s.x, G, step=step)
+        else:  # of a quadratic loss at the server the model is exact, and nobody counts how often it is asked
+            slope = second_order(ask, s.x, G, w, step=step, rank=rank)
+        alpha = mirror_step / 10 if cut is not None and s.rounds >= cut else mirror_step
+        w = mirror_descent(w, slope, step=alpha, steps=mirror_steps, average=average)
+        x, moments = rule.move(s.x, w @ G, s.moments, s.rounds + 1)
+        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1)
+
+    needs = {"gradient", "target"} | ({"hvp"} if solver == "quadratic" else set())
+    return Method("meritfed", init, round, lambda s: View(s.x, s.w), needs=frozenset(needs))

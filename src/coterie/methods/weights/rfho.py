@@ -1,0 +1,75 @@
+"""RFHO (Franceschi et al. 2017, forward mode) for the weighting problem: differentiate through the training itself.
+
+The iteration θ ← θ − η (N/|A|) Σ_A w_k ∇L_k(θ) is followed by Z = ∂θ/∂w, one row a client, [N, d]:
+
+    Z_j ← Z_j − η (N/|A|) (Σ_A w_k ∇²L_k(θ) Z_j + 1[j ∈ A] ∇L_j(θ)),     both sums on the batch that moved θ
+
+After K steps ∂L_0/∂w = Z ∇L_0(θ) and w ← Π_Δ(w − η_w Z ∇L_0). With `carry` (their real-time variant) Z goes on from
+outer step to outer step and tends to the exact derivative; without, it starts at 0 and sees the last K steps only.
+
+Z is sent to the clients, which push its rows through the Hessian `columns` at a time; their answers are added up as
+they arrive, so no more than [chunk, N, d] numbers are ever held. A client of weight 0 adds nothing to the first sum
+and is not asked for it (`ask = "all"` asks it all the same).
+
+Slip: the paper on primal–dual weighting counts 2Kd floats up; forward mode needs (N+1)d a step, as its own related
+work says. (Without `carry` the first step needs d only, Z being 0.)
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.hessian import Ask, asked, hessian_rows
+from coterie.methods.shared.works import goal_gradient, gradient
+from coterie.numerics import Draw, project_simplex, uniform
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class RFHOState(NamedTuple):
+    """Model [d], weights [N] and Z = ∂θ/∂w [N, d]."""
+
+    theta: Tensor
+    w: Tensor
+    Z: Tensor
+
+
+@validated
+def rfho(
+    *,
+    step: Positive = 0.05,
+    outer_step: Positive = 0.005,
+    local_steps: Count = 1,
+    carry: bool = True,
+    ask: Ask = "weighted",
+    columns: Count = 16,
+    batch: BatchSize = 64,
+    target_batch: BatchSize = "all",
+) -> Method:
+    """η, η_w and K. 2K rounds; K(N+1)d floats up a client of positive weight, Kd one of weight 0."""
+
+    def init(problem: Any, n: int) -> RFHOState:
+        theta = problem.start
+        return RFHOState(theta, uniform(n, like=theta), theta.new_zeros(n, len(theta)))
+
+    def round(fed: Federation, s: RFHOState, draw: Draw) -> RFHOState:
+        theta, w = s.theta, s.w
+        Z = s.Z if carry else torch.zeros_like(s.Z)
+        for k in range(local_steps):
+            at = draw.step(k)
+            active = fed if k == 0 else fed.sample(draw=at)
+            G, ids = active.gather(gradient, theta, draw=at, batch=batch)
+            r = fed.n / len(ids)
+            if carry or k > 0:
+                some = asked(active, w, ask)
+                Z = Z - step * r * hessian_rows(some, theta, Z, w, draw=at, batch=batch, columns=columns)
+            Z = Z.index_add(0, ids, G, alpha=-step * r)
+            theta = theta - step * r * w[ids] @ G
+        g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
+        return RFHOState(theta, project_simplex(w - outer_step * Z @ g0), Z)
+
+    needs = frozenset({"gradient", "hvp", "target"})
+    return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=needs)

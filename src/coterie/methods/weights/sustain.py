@@ -1,0 +1,124 @@
+"""SUSTAIN (Khanduri et al. 2021), Algorithm 1, for the weighting problem: one loop, recursive momentum on both levels.
+
+    v ← ∇_θ g(θ, w; ζ) + (1 − η_g)(v − ∇_θ g(θ', w'; ζ)),   θ⁺ = θ − β v,          g = Σ_k w_k L_k
+    u ← ∇̄F(θ, w; ξ)  + (1 − η_f)(u − ∇̄F(θ', w'; ξ)),       w⁺ = Π_Δ(w − α u),     ∇̄F_k = −∇L_k(θ)ᵀp
+    p = s Σ_{n≤k} (I − sH)ⁿ ∇L_0(θ),   one batch ξ_n a product; θ', w' are the point before, met by the same batches.
+
+Deviations: the series is summed, not cut at a random length; steps and momenta are constant; w is projected, because
+the weighting problem is constrained. Sums over clients are (N/|A|) Σ_A, so that absent clients leave no bias; clients
+of weight 0, who would add nothing, are asked for their slope only (`ask = "all"` asks them all the same).
+
+Traffic: the paper on primal–dual weighting counts (k+1)d floats up, which is exact (and one scalar more) with
+`weight_momentum = 0`. Recursive momentum on w needs the series at the previous point too: (2k+1)d.
+"""
+
+from itertools import count
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.federation import RESULT, Each, Federation, Shard, Static, Work, work
+from coterie.federation.tree import Tree
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.hessian import Ask, asked
+from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
+from coterie.numerics import Draw, neumann, project_simplex, uniform
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class SustainState(NamedTuple):
+    """Model and weights, now and one step before; the momentum estimates of both gradients; steps taken."""
+
+    theta: Tensor
+    w: Tensor
+    theta_before: Tensor
+    w_before: Tensor
+    v: Tensor
+    u: Tensor
+    steps: int
+
+
+@work("sustain/combined-gradient", update=RESULT)
+def combined_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """Σ_i c_i ∇L_k(θ_i), all on one batch."""
+    points, c = shared
+    return sum(c[i] * own_gradient(shard, points[i], static.batch, draw) for i in range(len(points)))
+
+
+@work("sustain/weighted-products", update=RESULT)
+def weighted_products(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """w_i ∇²L_k(θ_i) v_i for each point i, all on one batch: [points, d]."""
+    points, V, w = shared
+    hv = [own_product(shard, points[i], V[i], static.batch, draw) for i in range(len(points))]
+    return w[:, None] * torch.stack(hv)
+
+
+@work("sustain/slope", update=RESULT)
+def slope(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """Σ_i ∇L_k(θ_i)ᵀ q_i, all on one batch: one number."""
+    points, Q = shared
+    return sum(own_gradient(shard, points[i], static.batch, draw) @ Q[i] for i in range(len(points)))
+
+
+@validated
+def sustain(
+    *,
+    step: Positive = 0.05,
+    outer_step: Positive = 0.005,
+    series_step: Positive = 0.05,
+    local_steps: Count = 1,
+    momentum: Momentum = 0.5,
+    weight_momentum: Momentum = 0.5,
+    ask: Ask = "weighted",
+    batch: BatchSize = 64,
+    target_batch: BatchSize = "all",
+) -> Method:
+    """β, α, s, the number k of Hessian products, 1 − η_g and 1 − η_f, in this order. k + 2 rounds."""
+
+    def init(problem: Any, n: int) -> SustainState:
+        theta, w = problem.start, uniform(n, like=problem.start)
+        return SustainState(theta, w, theta, w, torch.zeros_like(theta), torch.zeros_like(w), 0)
+
+    def round(fed: Federation, s: SustainState, draw: Draw) -> SustainState:
+        # there is no point before the first: its estimates are plain gradients
+        keep, keep_w = (momentum, weight_momentum) if s.steps else (0.0, 0.0)
+        some = asked(fed, s.w + s.w_before, ask)
+
+        def total(work: Work, shared: Tree, like: Tensor, at: Draw) -> Tensor:
+            """(N/|A|) Σ_A of what a work returns, which has weights as factors."""
+            if not len(some.ids):
+                return torch.zeros_like(like)
+            return fed.n / len(fed.ids) * len(some.ids) * some.mean(work, shared, draw=at, batch=batch)
+
+        points, weights = _points(s, keep)
+        c = weights * weights.new_tensor([1.0, -keep])[: len(points), None]
+        v = keep * s.v + total(combined_gradient, (points, Each(c.T)), s.v, draw.phase("inner"))
+
+        points, weights = _points(s, keep_w)
+        goal = draw.phase("target")
+        b = torch.stack([fed.ask_target(goal_gradient, theta, draw=goal, batch=target_batch) for theta in points])
+        draws = map(draw.phase("series").step, count())
+
+        def matvec(V: Tensor) -> Tensor:
+            return total(weighted_products, (points, V, Each(weights.T)), V, next(draws))
+
+        p = neumann(matvec, b, scale=1.0 / series_step, terms=local_steps + 1)
+        q = p * p.new_tensor([-1.0, keep_w])[: len(points), None]
+        g, ids = fed.gather(slope, (points, q), draw=draw.phase("cross"), batch=batch)
+        u = (keep_w * s.u).index_add(0, ids, g, alpha=fed.n / len(ids))
+        return SustainState(s.theta - step * v, project_simplex(s.w - outer_step * u), s.theta, s.w, v, u, s.steps + 1)
+
+    needs = frozenset({"gradient", "hvp", "target"})
+    return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=needs)
+
+
+def _points(s: SustainState, keep: float) -> tuple[Tensor, Tensor]:
+    """Where to evaluate, [points, d] and [points, N]: here, and one step before if momentum refers to it."""
+    if keep == 0.0:
+        return s.theta[None], s.w[None]
+    return torch.stack([s.theta, s.theta_before]), torch.stack([s.w, s.w_before])

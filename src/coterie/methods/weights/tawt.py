@@ -1,0 +1,54 @@
+"""TAWT (Chen et al. 2021, "Weighted training for cross-task learning"), the heuristic by cosines, as a baseline.
+
+    every second round   w_k ← w_k exp(c cos(g_0, g_k))/Z,   then   x ← x − γ Σ_k w_k g_k(x)
+
+g_0 is the target's gradient at x. The cosine stands for the hypergradient of the representation distance, which needs
+an inverse Hessian. A gradient of 0 has cosine 0. With a partial active set weight moves among the active clients only.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from coterie.federation import Federation
+from coterie.methods.base import Method, validated
+from coterie.methods.shared.works import goal_gradient, gradient
+from coterie.numerics import Draw, entropic_step, uniform
+from coterie.problems.base import View
+from coterie.settings import BatchSize, Count, Positive
+
+
+class TAWTState(NamedTuple):
+    """The common model [d], the client weights [K] on the simplex, and rounds done."""
+
+    x: Tensor
+    w: Tensor
+    rounds: int
+
+
+@validated
+def tawt(
+    *,
+    step: Positive = 0.1,
+    mirror_step: Positive = 0.1,
+    every: Count = 2,
+    batch: BatchSize = "all",
+    target_batch: BatchSize = "all",
+) -> Method:
+    """γ and c. One round, and one exchange with the target in every `every`-th round."""
+
+    def init(problem: Any, n: int) -> TAWTState:
+        return TAWTState(problem.start, uniform(n, like=problem.start), 0)
+
+    def round(fed: Federation, s: TAWTState, draw: Draw) -> TAWTState:
+        G, ids = fed.gather(gradient, s.x, draw=draw.phase("gradient"), batch=batch)
+        active = s.w[ids].sum()
+        w = s.w[ids] / active
+        if s.rounds % every == 0:
+            g0 = fed.ask_target(goal_gradient, s.x, draw=draw.phase("target"), batch=target_batch)
+            w = entropic_step(w, -cosine_similarity(G, g0[None]), mirror_step)
+        return TAWTState(s.x - step * w @ G, s.w.index_copy(0, ids, active * w), s.rounds + 1)
+
+    needs = frozenset({"gradient", "target"})
+    return Method("tawt", init, round, lambda s: View(s.x, s.w), needs=needs)

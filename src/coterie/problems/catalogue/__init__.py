@@ -1,0 +1,1 @@
+"""The named problems of the papers, and their registry."""

@@ -1,0 +1,95 @@
+"""`loss-tuning`: the parameters of a loss are tuned so that a model trained on long-tailed data serves all classes.
+
+Inner: a 3-layer perceptron minimises the VS loss, cross-entropy on σ(δ_c)·logit_c + ι_c, on train rows. Outer: (δ, ι)
+minimise the class-balanced cross-entropy of the plain logits on validation rows (FedNest, section 4.2; Li et al. 2021;
+Kini et al. 2021). δ = ι = 0 is the untuned loss. f does not use x, so there is no direct gradient.
+
+f weighs a row of class c by 1/(C π_c), π_c the share of class c in all rows: its mean over all rows of all clients is
+then the mean of the class means. (Normalised within each client, a client without rare classes would count too much.)
+"""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.federation import Batch
+from coterie.problems.base import Context, View
+from coterie.problems.data.dealt import Data, Partition, accuracies, deal, dense, draws, source
+from coterie.problems.data.examples import Examples as Images
+from coterie.problems.data.partition import long_tail
+from coterie.problems.nested import Nested, NestedProblem, batch_mean
+from coterie.problems.tasks.variables import Bound
+from coterie.settings import Count, NonNegative
+
+
+class VSLoss:
+    """g: cross-entropy on σ(δ)·logits + ι, plus ½ ridge ‖y‖²."""
+
+    def __init__(self, ridge: float) -> None:
+        self.ridge = ridge
+
+    def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
+        """The mean over a batch."""
+        logits = torch.sigmoid(x["delta"]) * y(batch.inputs) + x["iota"]
+        losses = F.cross_entropy(logits, batch.labels, reduction="none")
+        return batch_mean(losses, batch) + 0.5 * self.ridge * y.flat.square().sum()
+
+
+class BalancedLoss:
+    """f: cross-entropy of the plain logits, rows weighted by class."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+
+    def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
+        """The mean over a batch."""
+        losses = F.cross_entropy(y(batch.inputs), batch.labels, reduction="none")
+        return batch_mean(self.weights[batch.labels] * losses, batch)
+
+
+def loss_tuning(
+    context: Context,
+    *,
+    data: Data = "digits",
+    clients: Count = 10,
+    partition: Partition = "iid",
+    classes: Count = 2,
+    imbalance: Annotated[float, Field(ge=1.0)] = 20.0,
+    hidden: list[Count] = [200, 100],  # noqa: B006
+    ridge: NonNegative = 0.001,
+    test: Count = 400,
+) -> NestedProblem:
+    """Class c keeps n·imbalance^(−c/9) rows, n the first class's; 80 % of a client's rows are for training."""
+    draw = draws(context, "loss-tuning")
+    images, held_out = source(data, test, draw.phase("test"))
+    n = int((images.y == 0).sum())
+    if n / imbalance < 1.0:
+        raise UsageError(
+            f"problem.imbalance = {imbalance:g} leaves no row of the rarest class, for the first has {n}; lower it."
+        )
+    kept = long_tail(images.y, n, max(1, round(n / imbalance)), draw.phase("tail"))
+    tail = Images(images.x[kept], images.y[kept])
+    dealt = deal(tail, held_out, clients, partition, classes, 0.8, draw)
+    counts = torch.bincount(tail.y, minlength=10)
+    weights = (counts.sum() / (10 * counts.clamp(min=1))).to(context.device, context.dtype)
+    x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
+
+    def measures(view: View) -> dict[str, float]:
+        with torch.no_grad():
+            outputs = problem.task.y(problem.inner_start if view.inner is None else view.inner)(x_test)
+            return {**accuracies(outputs, y_test), "test_loss": float(F.cross_entropy(outputs, y_test))}
+
+    problem = Nested(VSLoss(ridge), BalancedLoss(weights)).on(
+        dealt.train,
+        dealt.valid,
+        x={"delta": torch.zeros(10), "iota": torch.zeros(10)},
+        y=dense([*hidden, 10], tuple(images.x.shape[1:]), context.seed),
+        measures=measures,
+        dtype=context.dtype,
+        device=context.device,
+    )
+    return problem

@@ -1,0 +1,173 @@
+"""`mean-estimation`: whose samples help to estimate the mean of N(0, I)? The first experiment of MeritFed (4.1).
+
+L_k(x) = E ‖x − ξ‖²/d over a client's samples: `friends` clients hold draws from the target's N(0, I), `near` ones from
+N(μ1, I) with μ = `shift`, `far` ones from N(e, I) with e drawn once from the sphere of radius `distance`. As in the
+authors' code the loss is the mean over coordinates and x starts at 1/√d · 1. The target is client 0 in disguise: its
+training rows are client 0's, its validation rows are drawn anew.
+
+What is known: the optimum 0, the excess L_0(x) − min L_0 = ‖x‖²/d, and the weights w* that minimise the expected
+error of the pooled mean, E‖Σ_k w_k ξ̄_k‖² = Σ_k w_k² d/n + ‖Σ_k w_k m_k‖² with m_k = 0, μ1 or e: equal within a group.
+"""
+
+from dataclasses import dataclass, field
+from itertools import chain, combinations
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from coterie.federation import Batch, Rows, Shard, pack
+from coterie.numerics import Draw
+from coterie.problems.base import Context
+from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_attackers
+from coterie.problems.models import FlatModel
+from coterie.problems.weighting import Weighting
+from coterie.settings import Count, NonNegative, Positive
+
+
+class Location(nn.Module):
+    """What is learned: a point. Its output is how far the inputs are from it."""
+
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(start)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """inputs − mean."""
+        return inputs - self.mean
+
+
+@dataclass(frozen=True)
+class MeanTask:
+    """The oracles of L(x) = E ‖x − ξ‖²/d, in closed form: ∇L(x) = 2(x − ξ̄)/d, ∇²L = 2I/d."""
+
+    model: FlatModel
+    mixes_rows: bool = False
+    offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
+    quadratic: bool = True
+
+    def loss(self, theta: Tensor, batch: Batch) -> Tensor:
+        """L(x) on a batch."""
+        return _mean((theta - batch.inputs).square().mean(1), batch)
+
+    def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
+        """∇L(x) on a batch."""
+        return 2.0 / len(theta) * (theta - _mean(batch.inputs, batch))
+
+    def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """∇²L v, the same everywhere."""
+        return 2.0 / len(theta) * v
+
+    def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
+        """L(x) over all rows."""
+        return self.loss(theta, rows.all())
+
+    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
+        """∇L(x) over all rows."""
+        return self.gradient(theta, rows.all())
+
+    def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
+        """∇²L v."""
+        return self.hvp(theta, v, rows.all())
+
+    def footprint(self, rows: Rows, capacity: int) -> int:
+        """Bytes of all rows, twice."""
+        return 2 * capacity * self.model.size * self.model.start.element_size()
+
+    def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
+        """L(x)."""
+        return {f"{prefix}_loss": float(self.full_loss(theta, rows))}
+
+
+def _mean(values: Tensor, batch: Batch) -> Tensor:
+    """The mean over the rows of a batch; padding counts for nothing."""
+    return values.mean(0) if batch.weight is None else batch.weight @ values / batch.weight.sum()
+
+
+@dataclass(frozen=True)
+class TrueMean:
+    """What is known exactly, in float64: the groups' sizes [3] and means [3, d], and the samples a client holds."""
+
+    sizes: Tensor
+    means: Tensor
+    samples: int
+
+    def error(self, w: Tensor) -> Tensor:
+        """E‖Σ_k w_k ξ̄_k‖²: how far the pooled mean of all samples is from 0 in expectation."""
+        w = w.double().cpu()
+        return w.square().sum() * self.means.shape[1] / self.samples + (self._shares(w) @ self.means).square().sum()
+
+    def best_weights(self) -> Tensor:
+        """w*, the minimiser of the error on the simplex: a quadratic in the groups' shares."""
+        spread = self.means.shape[1] / (self.samples * self.sizes)
+        return (_least(torch.diag(spread) + self.means @ self.means.T) / self.sizes).repeat_interleave(self.sizes)
+
+    def measure(self, theta: Tensor, weights: Tensor | None) -> dict[str, float]:
+        """‖x − 0‖, the excess L_0(x) − min L_0, and the shares of the near and the far group."""
+        x = theta.double().cpu()
+        measures = {"distance_to_optimum": float(x.norm()), "objective": float(x.square().mean())}
+        if weights is not None and weights.dim() == 1:
+            _, near, far = self._shares(weights.double().cpu()).tolist()
+            measures |= {"near_weight": near, "far_weight": far}
+        return measures
+
+    def _shares(self, w: Tensor) -> Tensor:
+        return torch.stack([part.sum() for part in torch.split(w, self.sizes.tolist())])
+
+
+def _least(M: Tensor) -> Tensor:
+    """argmin of sᵀMs on the simplex, by trying every support: M is positive definite, and 3 × 3 here.
+
+    An entry of infinity says that there is nobody in that group.
+    """
+    present = [i for i in range(len(M)) if bool(torch.isfinite(M[i, i]))]
+    best, least = torch.zeros(len(M), dtype=M.dtype), torch.inf
+    for support in chain.from_iterable(combinations(present, size) for size in range(1, len(M) + 1)):
+        some = torch.tensor(support)
+        z = torch.linalg.solve(M[some][:, some], torch.ones(len(some), dtype=M.dtype))
+        if bool((z >= 0.0).all()) and float(1.0 / z.sum()) < least:
+            best, least = torch.zeros_like(best).index_copy(0, some, z / z.sum()), float(1.0 / z.sum())
+    return best
+
+
+def mean_estimation(
+    context: Context,
+    *,
+    shift: NonNegative = 0.01,
+    friends: Count = 5,
+    near: Annotated[int, Field(ge=0)] = 95,
+    far: Annotated[int, Field(ge=0)] = 50,
+    distance: NonNegative = 1.0,
+    dimension: Count = 10,
+    samples: Count = 1000,
+    validation: Count = 1000,
+    attack: AttackOption = "none",
+    attackers: Attackers = 0.4,
+    strength: Positive | None = None,
+    attack_from: Count = 1,
+) -> Weighting:
+    """Clients 0 … friends−1 are the friends, then come the near and the far ones; μ = shift, ‖e‖ = distance."""
+    draw, wide = Draw.of(context.seed).phase("mean-estimation"), torch.float64
+    sizes = torch.tensor([friends, near, far])
+    e = distance * draw.phase("far").sphere(dimension, dtype=wide)
+    means = torch.stack([torch.zeros_like(e), torch.full_like(e, shift), e])
+    noise = draw.phase("samples").client(torch.arange(int(sizes.sum()))).normal(samples, dimension, dtype=wide)
+    rows = noise + means.repeat_interleave(sizes, dim=0)[:, None]
+    held_out = draw.phase("validation").normal(validation, dimension, dtype=wide)
+
+    place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
+    model = FlatModel(Location(torch.full((dimension,), dimension**-0.5))).to(**place)
+    task = MeanTask(model)
+    train, goal = pack([*rows]).to(**place), pack([held_out], who="target").to(**place)
+    exact = TrueMean(sizes, means, samples)
+    problem = Weighting(
+        task,
+        train,
+        Shard(task, train.client(0), goal.client(0)),
+        model.start,
+        friends=friends,
+        exact=exact,
+        best_weights=exact.best_weights(),
+    )
+    return with_attackers(problem, attack, attackers, strength, attack_from)

@@ -1,0 +1,101 @@
+"""`noisy-clients`: three clean clients that split the classes, the others with random labels (primal–dual paper, 5.2).
+
+The target is the server's validation set, 20 rows a class. The rest of the training part goes to client 0 (classes
+0–4), 1 (5–7) and 2 (8–9); every other client has rows drawn from that rest, each with a label drawn from all classes.
+The class counts suggest the weights (.5 .3 .2 0 …), which `fixed-weights` calls opt. Pixels are in [0, 1].
+
+MNIST and Fashion-MNIST: LeNet-5, 5000 rows a noisy client, the published test part. Digits are not in the paper: a
+small perceptron, 120 rows a noisy client, and `test` rows set apart.
+"""
+
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.numerics import Draw
+from coterie.problems.base import Context
+from coterie.problems.data.examples import DataSet, Examples
+from coterie.problems.data.load import load
+from coterie.problems.models import FlatModel, build
+from coterie.problems.weighting import Weighting, weighting
+from coterie.settings import Count, Name
+
+CLEAN = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
+
+
+class Plan(NamedTuple):
+    """Model and rows of a noisy client, by data set."""
+
+    model: str
+    noisy_rows: int
+
+
+PLANS = {"digits": Plan("mlp", 120), "mnist": Plan("lenet5", 5000), "fashion-mnist": Plan("lenet5", 5000)}
+
+
+def noisy_clients(
+    context: Context,
+    *,
+    data: Literal["digits", "mnist", "fashion-mnist"] = "digits",
+    model: Name | None = None,
+    clients: Annotated[int, Field(ge=len(CLEAN))] = 10,
+    per_class: Count = 20,
+    noisy_rows: Count | None = None,
+    test: Count = 400,
+) -> Weighting:
+    """Clients 0–2 are clean. per_class validation rows a class; `test` rows are set apart where none are published."""
+    plan, source = PLANS[data], load(data)
+    draw = Draw.of(context.seed).phase("noisy-clients")
+    train, held_out = _parts(source, test, draw.phase("test part"))
+    scale = source.scale()
+    order = draw.phase("order").permutation(len(train.y))
+    valid = torch.cat([_first(order, train.y, c, per_class) for c in range(source.classes)])
+    rest = order[~torch.isin(order, valid)]
+
+    shards = []
+    for classes in CLEAN:
+        rows = rest[torch.isin(train.y[rest], torch.tensor(classes))]
+        shards.append((scale(train.x[rows]), train.y[rows]))
+    each = min(noisy_rows or plan.noisy_rows, len(rest))
+    for k in range(len(CLEAN), clients):
+        mine = draw.phase("noisy").client(k)
+        rows = rest[mine.phase("rows").permutation(len(rest))[:each]]
+        shards.append((scale(train.x[rows]), mine.phase("labels").integers(source.classes, each)))
+
+    best = torch.zeros(clients, dtype=torch.float64)
+    best[: len(CLEAN)] = torch.tensor([len(classes) / source.classes for classes in CLEAN], dtype=torch.float64)
+    return weighting(
+        shards,
+        (scale(train.x[valid]), train.y[valid]),
+        FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
+        "cross_entropy",
+        test=(scale(held_out.x), held_out.y),
+        friends=len(CLEAN),
+        dtype=context.dtype,
+        device=context.device,
+        best_weights=best,
+    )
+
+
+def _parts(source: DataSet, test: int, draw: Draw) -> tuple[Examples, Examples]:
+    """Training and test rows as published, or so many rows set apart where there is one part only."""
+    if source.test is not None:
+        return source.train, source.test
+    x, y = source.train
+    if test >= len(y):
+        raise UsageError(f"{source.name} has {len(y)} rows; problem.test = {test} leaves none to train on. Lower it.")
+    order = draw.permutation(len(y))
+    return Examples(x[order[test:]], y[order[test:]]), Examples(x[order[:test]], y[order[:test]])
+
+
+def _first(order: Tensor, labels: Tensor, c: int, count: int) -> Tensor:
+    """The first rows of a class; the clients must keep some."""
+    rows = order[labels[order] == c]
+    if len(rows) <= count:
+        raise UsageError(
+            f"class {c} has {len(rows)} training rows; problem.per_class = {count} leaves the clients none. Lower it."
+        )
+    return rows[:count]

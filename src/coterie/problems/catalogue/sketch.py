@@ -1,0 +1,43 @@
+"""`sketch`: a convolutional network learnt by 10 clients over a thin line (FedSep, section 5.1).
+
+The training part is dealt evenly, i.i.d. or so that each client has exactly `classes` classes; the published test part
+measures the model. Pixels are standardised by the training part. There is no target: nobody's weight is learnt.
+Digits are not in the paper: 400 rows are set apart for the test.
+"""
+
+from typing import Literal
+
+from coterie.numerics import Draw
+from coterie.problems.base import Context
+from coterie.problems.data.dealt import source
+from coterie.problems.data.partition import partition as parts_of
+from coterie.problems.models import FlatModel, build
+from coterie.problems.weighting import Weighting, weighting
+from coterie.settings import Count, Name
+
+
+def sketch(
+    context: Context,
+    *,
+    data: Literal["digits", "mnist", "fashion-mnist", "cifar10"] = "digits",
+    model: Name = "conv4",
+    clients: Count = 10,
+    partition: Literal["iid", "classes"] = "iid",
+    classes: Count = 2,
+    test: Count = 400,
+) -> Weighting:
+    """`test` rows are set apart where no test part is published."""
+    draw = Draw.of(context.seed).phase("sketch")
+    (x, y), held_out = source(data, test, draw.phase("test part"))
+    mean, deviation = x.mean(), x.std()
+    x, x_test = (t.sub_(mean).div_(deviation) for t in (x, held_out.x))  # fresh copies, and large
+    dealt = parts_of(partition, y, clients, classes, draw.phase("partition"))
+    return weighting(
+        [(x[rows], y[rows]) for rows in dealt],
+        None,
+        FlatModel(build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed)),
+        "cross_entropy",
+        test=(x_test, held_out.y),
+        dtype=context.dtype,
+        device=context.device,
+    )

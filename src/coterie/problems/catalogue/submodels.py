@@ -1,0 +1,196 @@
+"""`submodels`: clients that can afford a share of the model only (FedSep, sections 4.2 and 5.2).
+
+Every client has `classes` classes, equally many rows of each, and a capacity: the share of the kernels of each layer
+that it can train, drawn by the seed from `capacities`. The model is judged whole, on the published test part. Some
+training rows are public: their inputs are known to everybody, their labels to nobody (for methods that distil).
+
+Static batch norm: norms use the statistics of the batch at hand, in training and test alike. `scalers` are HeteroFL's:
+in training, a layer with a share of its kernels puts out as much as if it had all. With `masked` (HeteroFL's, too) the
+local softmax runs over the classes of the batch at hand, so that a client does not unlearn the classes it has not.
+
+Digits are not in the paper: 400 rows are set apart for the test.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from coterie.errors import UsageError
+from coterie.numerics import Draw
+from coterie.problems.base import Context
+from coterie.problems.data.dealt import source
+from coterie.problems.data.partition import partition
+from coterie.problems.models import FlatModel, build
+from coterie.problems.models.submodel import Anatomy, anatomy
+from coterie.problems.tasks.supervised import RowLoss, Supervised, cross_entropy
+from coterie.problems.weighting import Weighting, weighting
+from coterie.settings import Count, Name, Probability
+
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubModelTask(Supervised):
+    """The whole network, what can be cut from it, and the smaller ones: one a level, the largest share first."""
+
+    anatomy: Anatomy
+    shares: tuple[float, ...]
+    plain: tuple[Supervised, ...]
+    scaled: tuple[Supervised, ...]
+    public: Tensor
+
+    def at(self, level: int, *, scaled: bool = True) -> Supervised:
+        """The oracles of the network that clients of this level train, with scalers if the problem has some."""
+        return (self.scaled if scaled else self.plain)[level]
+
+
+class Size(NamedTuple):
+    """What clients of one capacity train: share of the kernels, parameters, FLOPs for one input; how many they are."""
+
+    share: float
+    parameters: int
+    flops: int
+    clients: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubModels(Weighting):
+    """A weighting problem without a target, whose clients have levels: numbers of shares, 0 for the largest."""
+
+    task: SubModelTask
+    levels: Tensor
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """What methods may rely on."""
+        return super().offers | {"submodels"} | ({"public"} if len(self.task.public) else set())
+
+    @property
+    def sizes(self) -> list[Size]:
+        """Every sub-model, the largest first."""
+        cut = self.task.anatomy
+        return [
+            Size(share, cut.parameters(share), cut.flops(share), int((self.levels == level).sum()))
+            for level, share in enumerate(self.task.shares)
+        ]
+
+
+class Plan(NamedTuple):
+    """Sizes for a data set."""
+
+    clients: int
+    width: int
+    public: int
+
+
+PLANS = {
+    "digits": Plan(20, 16, 200),
+    "mnist": Plan(100, 32, 2000),
+    "fashion-mnist": Plan(100, 32, 2000),
+    "cifar10": Plan(100, 32, 2000),
+}
+
+
+def submodels(
+    context: Context,
+    *,
+    data: Literal["digits", "mnist", "fashion-mnist", "cifar10"] = "digits",
+    model: Name = "small-cnn-norm",
+    width: Count | None = None,
+    clients: Count | None = None,
+    classes: Count = 2,
+    rows: Count | None = None,
+    capacities: list[Probability] | None = None,
+    public: Annotated[int, Field(ge=0)] | None = None,
+    test: Count = 400,
+    scalers: bool = True,
+    masked: bool = True,
+) -> SubModels:
+    """K = classes. rows is the most that a client gets; test rows are set apart where no test part is published, and
+    of a larger published part as many are used."""
+    plan = PLANS[data]
+    clients = clients or plan.clients
+    draw = Draw.of(context.seed).phase("submodels")
+    (x, y), held_out = source(data, test, draw.phase("test part"))
+    mean, deviation = (of(x, (0, 2, 3), keepdim=True) for of in (torch.mean, torch.std))
+    x, x_test = (x - mean) / deviation, (held_out.x - mean) / deviation
+    tested = draw.phase("test").subset(len(x_test), min(test, len(x_test)))
+    order = draw.phase("public").permutation(len(y))
+    wanted = plan.public if public is None else public
+    if wanted >= len(y):
+        raise UsageError(f"{data} has {len(y)} training rows; problem.public = {wanted} leaves none. Lower it.")
+    open_rows, own = order[:wanted], order[wanted:]
+    dealt = [own[mine] for mine in _dealt(y[own], clients, classes, rows, draw.phase("partition"))]
+    shares = _shares(capacities)
+    wide = width or (plan.width if model.startswith("small-cnn") else None)
+    net = build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed, wide)
+    cut = anatomy(net, tuple(x.shape[1:]))
+    place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
+    problem = weighting(
+        [(x[mine], y[mine]) for mine in dealt],
+        None,
+        FlatModel(net),
+        "cross_entropy",
+        test=(x_test[tested], held_out.y[tested]),
+        **place,
+    )
+    loss = among_present if masked else cross_entropy
+    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], place)
+    levels = draw.phase("capacity").client(torch.arange(clients)).integers(len(shares)).to(context.device)
+    known = {f.name: getattr(problem, f.name) for f in fields(Weighting)}
+    return SubModels(**{**known, "task": task}, levels=levels)
+
+
+def among_present(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy among the classes of the batch at hand, by row; over a batch with all classes it is the usual."""
+    present = torch.zeros_like(outputs[0]).scatter(0, labels.long(), 1.0) > 0
+    return cross_entropy(outputs.masked_fill(~present, -torch.inf), labels)
+
+
+def _task(
+    whole: Any,
+    cut: Anatomy,
+    shares: tuple[float, ...],
+    loss: RowLoss,
+    scalers: bool,
+    public: Tensor,
+    place: dict[str, Any],
+) -> SubModelTask:
+    """The oracles of the whole network and of those cut out of it."""
+
+    def smaller(scaled: bool) -> tuple[Supervised, ...]:
+        nets = (FlatModel(cut.carved(share, scaled=scaled)).to(**place) for share in shares)
+        return tuple(Supervised(net, loss, classes=whole.classes) for net in nets)
+
+    plain = smaller(False)
+    known = {f.name: getattr(whole, f.name) for f in fields(Supervised)} | {"loss_by_row": loss}
+    return SubModelTask(
+        **known,
+        anatomy=cut.to(place["device"]),
+        shares=shares,
+        plain=plain,
+        scaled=smaller(True) if scalers else plain,
+        public=whole.model.prepare(public.to(**place)),
+    )
+
+
+def _shares(capacities: list[float] | None) -> tuple[float, ...]:
+    """The shares, each once, the largest first."""
+    if capacities is not None and not capacities:
+        raise UsageError("problem.capacities is empty; name at least one share, for example [1.0, 0.5].")
+    return SHARES if capacities is None else tuple(sorted(set(capacities), reverse=True))
+
+
+def _dealt(labels: Tensor, clients: int, classes: int, rows: int | None, draw: Draw) -> list[Tensor]:
+    """Row numbers by client; with a limit, equally many of each class within it."""
+    parts = partition("classes", labels, clients, classes, draw)
+    if rows is None:
+        return parts
+    if rows < classes:
+        raise UsageError(
+            f"problem.rows = {rows} is less than one row of each of problem.classes = {classes}; raise it."
+        )
+    return [mine.view(classes, -1)[:, : rows // classes].reshape(-1) for mine in parts]

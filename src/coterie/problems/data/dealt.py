@@ -1,0 +1,73 @@
+"""Images dealt to clients, each client's in a train and a validation part: the data of the nested image problems."""
+
+from math import prod
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from coterie.errors import UsageError
+from coterie.numerics import Draw
+from coterie.problems.base import Context
+from coterie.problems.data.examples import Examples as Images
+from coterie.problems.data.load import load
+from coterie.problems.data.partition import partition, split
+
+Data = Literal["digits", "mnist", "fashion-mnist"]
+Partition = Literal["iid", "shards"]
+
+
+class Dealt(NamedTuple):
+    """A train and a validation shard a client, and a common test set. Pixels are standardised by the train images."""
+
+    train: list[tuple[Tensor, Tensor]]
+    valid: list[tuple[Tensor, Tensor]]
+    test: Images
+
+
+def source(data: str, test: int, draw: Draw) -> tuple[Images, Images]:
+    """Train and test images in [0, 1]: the published parts, or so many rows set aside where there is one part only."""
+    found = load(data)
+    scale, (x, y) = found.scale(), found.train
+    if found.test is not None:
+        return Images(scale(x), y), Images(scale(found.test.x), found.test.y)
+    if test >= len(y):
+        raise UsageError(f"{data} has {len(y)} rows; problem.test = {test} leaves none to train on. Lower it.")
+    order = draw.permutation(len(y))
+    return Images(scale(x[order[test:]]), y[order[test:]]), Images(scale(x[order[:test]]), y[order[:test]])
+
+
+def deal(images: Images, test: Images, clients: int, how: Partition, classes: int, share: float, draw: Draw) -> Dealt:
+    """Deal images by the partition; `share` of a client's rows are for training."""
+    mean, std = images.x.mean(), images.x.std()
+    x = (images.x - mean) / std
+    train, valid = [], []
+    for k, rows in enumerate(partition(how, images.y, clients, classes, draw.phase("partition"))):
+        mine, held_out = split(rows, share, draw.phase("split").client(k))
+        train.append((x[mine], images.y[mine]))
+        valid.append((x[held_out], images.y[held_out]))
+    return Dealt(train, valid, Images((test.x - mean) / std, test.y))
+
+
+def dense(widths: list[int], shape: tuple[int, ...], seed: int) -> nn.Sequential:
+    """A perceptron with ReLU between its layers, its start fixed by the seed; the global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        sizes = [prod(shape), *widths]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for i in range(len(widths)):
+            layers += [nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU()]
+        return nn.Sequential(*layers[:-1])
+
+
+def accuracies(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """`test_accuracy`, and `balanced_accuracy`: the mean over classes of the share recognised."""
+    labels = labels.cpu()
+    right = (outputs.argmax(1).cpu() == labels).double()
+    by_class = [right[labels == c].mean() for c in range(int(labels.max()) + 1) if bool((labels == c).any())]
+    return {"test_accuracy": float(right.mean()), "balanced_accuracy": float(torch.stack(by_class).mean())}
+
+
+def draws(context: Context, name: str) -> Draw:
+    """The randomness of a problem."""
+    return Draw.of(context.seed).phase(name)

@@ -1,0 +1,1 @@
+"""Oracles: what a work may ask of a problem at one holder of rows."""

@@ -1,0 +1,219 @@
+"""Supervised learning of a flat model: the oracles of a weighting problem.
+
+A loss is given by row, so that padding rows count for nothing and means over unequal shards are exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coterie.errors import UsageError, unknown
+from coterie.federation import Batch, Rows
+from coterie.numerics.compiled import Fused
+from coterie.numerics.control import transformed
+from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector
+from coterie.problems.models import FlatModel
+from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """By row; written out, which takes fewer operations under nested derivatives than torch's own."""
+    return outputs.logsumexp(1) - outputs.gather(1, labels.long()[:, None])[:, 0]
+
+
+def squared(outputs: Tensor, labels: Tensor) -> Tensor:
+    """½ (output − label)², summed over outputs, by row."""
+    labels = labels.reshape(outputs.shape).to(outputs.dtype)
+    return 0.5 * (outputs - labels).square().reshape(len(outputs), -1).sum(1)
+
+
+LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "squared": squared}
+QUICK_BYTES = 48 << 20
+
+
+class FusedOracles(NamedTuple):
+    """∇L(θ) and ∇²L(θ) v as compiled functions of θ, v and a batch's tensors."""
+
+    gradient: Fused
+    product: Fused
+
+
+def _operands(batch: Batch) -> tuple[Tensor, ...]:
+    """A batch as tensors: inputs and labels, and the weights if it has any."""
+    return (batch.inputs, batch.labels) if batch.weight is None else (batch.inputs, batch.labels, batch.weight)
+
+
+def _batch(operands: tuple[Tensor, ...]) -> Batch:
+    """What `_operands` took apart."""
+    return Batch(operands[:2], operands[2] if len(operands) > 2 else None)
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Model and loss, with the derivatives that methods ask for. θ is flat."""
+
+    model: FlatModel
+    loss_by_row: RowLoss
+    l2: float = 0.0
+    classes: int | None = None
+    block: int = 4096
+    offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
+    fused: FusedOracles | None = None
+
+    @staticmethod
+    def of(model: FlatModel, loss: str | RowLoss, *, l2: float = 0.0, classes: int | None = None) -> "Supervised":
+        """A task by the loss's name, or with a loss of one's own (outputs, labels) → one number a row."""
+        if isinstance(loss, str):
+            if loss not in LOSSES:
+                raise unknown("loss", loss, LOSSES)
+            loss = LOSSES[loss]
+        return Supervised(model, loss, l2, classes)
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether the output for a row depends on the other rows of its batch."""
+        return self.model.mixes_rows
+
+    @property
+    def softmax_regression(self) -> bool:
+        """Whether the derivatives are known by hand: a linear model with cross-entropy."""
+        return self.model.linear and self.loss_by_row is cross_entropy
+
+    def _ridged(self, derivative: Tensor, along: Tensor) -> Tensor:
+        return derivative + self.l2 * along if self.l2 else derivative
+
+    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Supervised":
+        """The same task for other numbers or another device."""
+        return replace(self, model=self.model.to(dtype=dtype, device=device))
+
+    def loss(self, theta: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of a batch, plus ½ l2 ‖θ‖²."""
+        losses = self.loss_by_row(self.model(theta, batch.inputs), batch.labels)
+        mean = losses.mean() if batch.weight is None else (losses * batch.weight).sum() / batch.weight.sum()
+        return mean + 0.5 * self.l2 * theta.square().sum() if self.l2 else mean
+
+    def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
+        """∇L(θ) on a batch."""
+        if self.fused is not None:
+            return self.fused.gradient(theta, *_operands(batch))
+        if self.softmax_regression:
+            return self._ridged(softmax_gradient(theta, batch), theta)
+        return gradient(lambda t: self.loss(t, batch), theta)
+
+    def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
+        """∇²L(θ) v on a batch."""
+        if self.fused is not None:
+            return self.fused.product(theta, v, *_operands(batch))
+        if self.softmax_regression:
+            return self._ridged(softmax_product(theta, v, batch), v)
+        plainly = not (transformed() or theta.requires_grad or v.requires_grad)
+        return (native_hessian_vector if plainly else hessian_vector)(lambda t: self.loss(t, batch), theta, v)
+
+    def compiled(self) -> "Supervised":
+        """The same task with its derivatives compiled at first use."""
+        plain = replace(self, fused=None)
+
+        def gradient(theta: Tensor, *operands: Tensor) -> Tensor:
+            return plain.gradient(theta, _batch(operands))
+
+        def product(theta: Tensor, v: Tensor, *operands: Tensor) -> Tensor:
+            return plain.hvp(theta, v, _batch(operands))
+
+        return replace(self, fused=FusedOracles(Fused(gradient), Fused(product)))
+
+    def full(self, oracle: Callable[[Batch], Any], rows: Rows) -> Any:
+        """The mean of a batch oracle over all of a client's rows, a block at a time so that memory is bounded.
+
+        Where rows mix (batch norm) the whole shard is one batch: a mean over blocks would be another function.
+        """
+        if self.mixes_rows or rows.capacity <= self.block:
+            return oracle(rows.all())
+        total: Any = 0.0
+        for batch in rows.blocks(self.block):
+            if batch.weight is None:
+                total = total + oracle(batch) * batch.inputs.shape[0]
+                continue
+            # the mean over a block of padding alone would be 0/0: ask it with weight 1 and count it 0 times
+            kept = batch.weight.sum()
+            total = total + oracle(Batch(batch.columns, torch.where(kept > 0, batch.weight, 1.0))) * kept
+        return total / rows.count
+
+    def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
+        """L(θ) over all rows."""
+        return self.full(lambda batch: self.loss(theta, batch), rows)
+
+    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
+        """∇L(θ) over all rows."""
+        return self.full(lambda batch: self.gradient(theta, batch), rows)
+
+    def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
+        """∇²L(θ) v over all rows."""
+        return self.full(lambda batch: self.hvp(theta, v, batch), rows)
+
+    def footprint(self, rows: Rows, capacity: int) -> int:
+        """Bytes that one client's gradient may need: its rows with all activations, and a few vectors of size d.
+
+        Activations are counted on two rows by hooks; the factor stands for what autograd keeps beside them.
+        """
+        sample = rows.take(torch.zeros(2, dtype=torch.int64, device=rows.offset.device))
+        activations = self.model.activation_numbers(sample.inputs) // 2
+        per_row = sum(c[:1].numel() * c.element_size() for c in rows.columns)
+        width = self.model.start.element_size()
+        at_once = capacity if self.mixes_rows else min(capacity, self.block)
+        return at_once * (2 * per_row + 4 * activations * width) + 8 * self.model.size * width
+
+    def judge(self, theta: Tensor, rows: Rows) -> Tensor:
+        """Mean loss and share of right answers (1 where there are no classes) over all rows, [2]; under vmap too."""
+
+        def of(batch: Batch) -> Tensor:
+            outputs = self.model(theta, batch.inputs)
+            losses = self.loss_by_row(outputs, batch.labels)
+            right = torch.ones_like(losses) if self.classes is None else (outputs.argmax(1) == batch.labels).to(losses)
+            both = torch.stack([losses, right])
+            return both.mean(1) if batch.weight is None else both @ batch.weight / batch.weight.sum()
+
+        return self.full(of, rows)
+
+    def _quick_block(self, rows: Rows) -> int:
+        """Rows whose layers' outputs are small enough to be kept by the allocator: larger ones go back to the system
+        after every layer, which takes nearly as long as the arithmetic.
+        """
+        numbers = self.model.activation_numbers(rows.take(rows.offset.new_zeros(1)).inputs)
+        return max(64, min(self.block, QUICK_BYTES // max(1, numbers * self.model.start.element_size())))
+
+    def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
+        """Loss and, for classes, accuracy over all rows, named `prefix_loss` and `prefix_accuracy`."""
+        with torch.no_grad():
+            if self.mixes_rows:
+                outputs, labels = self.model(theta, rows.all().inputs), rows.all().labels
+            else:
+                blocks = list(rows.blocks(self._quick_block(rows)))
+                outputs = torch.cat([self.model(theta, b.inputs) for b in blocks])
+                labels = torch.cat([b.labels for b in blocks])
+            losses = self.loss_by_row(outputs, labels)
+            measures = {f"{prefix}_loss": float(losses.mean())}
+            if self.classes is not None:
+                measures[f"{prefix}_accuracy"] = float((outputs.argmax(1) == labels).cpu().double().mean())
+            return measures
+
+
+def check_labels(task: Supervised, labels: Tensor, who: str) -> None:
+    """Class labels must be integers within range; a wrong one would fail deep inside a kernel."""
+    if task.classes is None:
+        return
+    if labels.is_floating_point():
+        raise UsageError(f"the labels of {who} are {labels.dtype}; cross-entropy needs integer class numbers.")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= task.classes:
+        raise UsageError(
+            f"{who} has labels from {low} to {high}, but the model has {task.classes} outputs; "
+            f"number the classes 0 … {task.classes - 1} or give the model more outputs."
+        )
+
+
+__all__ = ["LOSSES", "RowLoss", "Supervised", "check_labels", "cross_entropy", "squared"]

@@ -1,0 +1,141 @@
+"""Beyond the papers: everyone a target (docs/collaborate.md), clients that attack (docs/byzantine.md)."""
+
+from typing import Any
+
+from coterie.reproduce.study import Column, Row, Settings, Study, Table
+
+WALK = {"method.step": 0.1}
+SIZES = {  # rows to train on for collaborate, and for the others; local steps and batch; rounds
+    "digits": (100, 160, 5, 20, 200),
+    "fashion-mnist": (4000, 4500, 20, 50, 100),
+}
+PERSONAL: dict[str, dict[str, Any]] = {
+    "collaborate": {"run.method": "collaborate", **WALK},
+    "collaborate, trial": {"run.method": "collaborate", **WALK, "method.mirror": "trial"},
+    "fedavg": {"run.method": "fedavg", **WALK},
+    "local-train": {"run.method": "local-train", **WALK},
+    "ditto": {"run.method": "ditto", **WALK, "method.penalty": 0.1},
+    "ditto, weak pull": {"run.method": "ditto", **WALK, "method.penalty": 0.01},
+    "pfedme": {
+        "run.method": "pfedme",
+        "method.penalty": 15.0,
+        "method.inner_step": 0.1,
+        "method.inner_steps": 5,
+        "method.local_steps": 10,
+        "method.batch": 50,
+    },
+    "groups known": {"run.method": "collaborate", **WALK, "method.mirror": "off", "method.start": "groups"},
+}
+
+
+def _personal_row(name: str, data: str) -> Row:
+    """collaborate learns its weights on a part of its rows; the others train on all of them."""
+    own, all_rows, steps, batch, _ = SIZES[data]
+    walk = {"method.local_steps": steps, "method.batch": batch}
+    rows = {"problem.train": own if name.startswith("collaborate") else all_rows, "collaborate.row": name}
+    return Row(name, {**walk, **rows, **PERSONAL[name]})
+
+
+def _without_name(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "collaborate.row"}
+
+
+def _personal(data: str, rounds: int, seeds: tuple[int, ...]) -> Table:
+    measures = ("personal_accuracy", "mean"), ("personal_accuracy_worst", "worst client")
+    inside = ("group_weight", "weight inside the group"), ("group_weight_least", "least row")
+    return Table(
+        f"{data}, groups, setting 4, {rounds} rounds; accuracy of each client's model on its own group's rows.",
+        tuple(_personal_row(name, data) for name in PERSONAL),
+        tuple(Column(words, {}, f"final:{key}") for key, words in (*measures, *inside)),
+        {
+            "run.problem": "groups",
+            "run.rounds": rounds,
+            "run.record": 10,
+            "run.checkpoint": 20,
+            "problem.data": data,
+            "problem.setting": 4,
+            "problem.everyone": True,
+            "federation.mode": "vmap",
+        },
+        seeds,
+        adjust=_without_name,
+        name=_personal_folder,
+    )
+
+
+def _personal_folder(s: Settings) -> str:
+    kind = {"trial": "-trial", "off": "-known"}.get(s.get("method.mirror", ""), "")
+    pull = "-weak" if s.get("method.penalty") == 0.01 else ""
+    return f"{s['problem.data']}-{s['run.rounds']}-{s['run.method']}{kind}{pull}-{s['run.seed']}"
+
+
+STEP = {"method.step": 0.5, "method.batch": "all"}
+ONE_STEP = {**STEP, "method.local_steps": 1}
+ROBUST = {**ONE_STEP, "method.attackers": 0.4}
+DEFENDERS: dict[str, dict[str, Any]] = {
+    "meritfed": {**STEP, "method.mirror_step": 0.2, "method.mirror_steps": 10, "method.cut": 100},
+    "primal-dual": {**STEP, "method.dual_step": 0.1, "method.outer_step": 0.005},
+    "sgd-full": STEP,
+    "krum": ROBUST,
+    "multi-krum": ROBUST,
+    "coordinate-median": ONE_STEP,
+    "trimmed-mean": ROBUST,
+    "geometric-median": ONE_STEP,
+}
+ATTACKS = ("none", "silent", "sign-flip", "noise", "label-flip", "scaled", "alie", "ipm")
+
+
+def _attacked(friends: int, attacks: tuple[str, ...], rounds: int, seeds: tuple[int, ...]) -> Table:
+    who = "5 friends and 10 strangers" if friends == 5 else "friends only"
+    return Table(
+        f"Digits, 15 clients ({who}), of whom the last 6 attack, 300 validation rows, {rounds} rounds, "
+        "federation.clip = 3, without screening of copies and without the guard; test accuracy.",
+        tuple(Row(attack, {"problem.attack": attack}) for attack in attacks),
+        tuple(Column(m, {"run.method": m, **own}, "final:test_accuracy") for m, own in DEFENDERS.items()),
+        {
+            "run.problem": "friends",
+            "run.rounds": rounds,
+            "run.record": rounds,
+            "run.checkpoint": rounds,
+            "problem.friends": friends,
+            "problem.validation": 300,
+            "federation.mode": "vmap",
+            "federation.clip": 3.0,
+            "federation.screen_copies": False,  # ipm and alie attackers all send the same, which would give them away
+            "federation.guard": False,
+        },
+        seeds,
+        corner="attack",
+    )
+
+
+STUDIES = (
+    Study(
+        "collaborate",
+        "../collaborate",
+        "everyone finds friends: personal accuracy, and weight inside the own group",
+        {
+            "small": _personal("digits", 40, (0,)),
+            "digits": _personal("digits", 200, (0, 1, 2)),
+            "paper": _personal("fashion-mnist", 100, (0, 1, 2)),
+        },
+    ),
+    Study(
+        "byzantine",
+        "../byzantine",
+        "attacks against learned weights and robust means; strangers among the clients",
+        {
+            "small": _attacked(5, ("none", "sign-flip", "ipm"), 60, (0,)),
+            "paper": _attacked(5, ATTACKS, 200, (0, 1, 2)),
+        },
+    ),
+    Study(
+        "byzantine-friends-only",
+        "../byzantine",
+        "the same where everybody is a friend, which is fair to robust means",
+        {
+            "small": _attacked(15, ("none", "sign-flip", "ipm"), 60, (0,)),
+            "paper": _attacked(15, ATTACKS, 200, (0, 1, 2)),
+        },
+    ),
+)

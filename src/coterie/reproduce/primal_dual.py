@@ -1,0 +1,183 @@
+"""Primal–dual weighting: figures 1 and 2 (the cosine toy) and Table 1 (clients with noise for labels)."""
+
+from typing import Any
+
+from coterie.reproduce.study import Column, Row, Study, Table
+
+STEP, OUTER_STEP = 0.03, 0.005
+STEPS = {"method.step": STEP, "method.outer_step": OUTER_STEP}
+ASKING = {**STEPS, "method.ask": "all"}
+KS = (1, 5, 10)
+
+
+def _toy_rows() -> tuple[Row, ...]:
+    """All methods have the same step on θ and on w; the paper does not say which it took."""
+    return (
+        Row("primal-dual", {**STEPS, "run.method": "primal-dual", "method.dual_step": STEP}),
+        Row("exact-gd", {**STEPS, "run.method": "exact-gd", "method.inner": "gradient"}),
+        Row("sustain", {**ASKING, "run.method": "sustain", "method.series_step": STEP}),
+        Row("rfho", {**ASKING, "run.method": "rfho", "method.carry": False}),
+        Row("rfho, Z carried", {**ASKING, "run.method": "rfho"}),
+        Row("fednest", {**STEPS, "run.method": "fednest", "method.local_steps": 1, "method.lipschitz": 1 / STEP}),
+        Row("afl", {**STEPS, "run.method": "afl"}),
+    )
+
+
+def _toy_adjusted(settings: dict[str, Any]) -> dict[str, Any]:
+    """K is the number of inner steps, and of Hessian products where there are some; the batch is one look, or all."""
+    settings = dict(settings)
+    k, batch = settings.pop("toy.K"), 1 if settings["problem.noise"] else "all"
+    method = settings["run.method"]
+    inner: dict[str, Any] = {"method.local_steps": k, "method.batch": batch, "method.target_batch": batch}
+    if method == "fednest":
+        inner = {"method.inner_rounds": k, "method.terms": k, "method.batch": batch, "method.anchor": batch}
+    elif method == "afl":
+        inner = {"method.batch": batch}
+    return {**settings, **inner}
+
+
+def _toy(noisy: bool, seeds: int, ks: tuple[int, ...], about: str) -> Table:
+    common = {"run.problem": "toy-cosine", "run.dtype": "float64", "run.rounds": 200, "run.record": 20}
+    common |= {
+        "run.checkpoint": 200,
+        "problem.noise": 0.5 if noisy else 0.0,
+        "federation.active": 0.5 if noisy else 1.0,
+    }
+    columns = [Column(f"F − F*, K = {k}", {"toy.K": k}, "final:objective", ".4f") for k in ks]
+    columns += [Column(f"stationarity, K = {k}", {"toy.K": k}, "final:stationarity", ".1e") for k in ks]
+    return Table(about, _toy_rows(), tuple(columns), common, tuple(range(seeds)), corner="method", adjust=_toy_adjusted)
+
+
+def _above_the_least(result: dict[str, Any]) -> dict[str, Any]:
+    """F − F*: F* is the least F that any line found for the same problem."""
+    objective = [i for i, column in enumerate(result["columns"]) if column["name"].startswith("F")]
+    count = len(result["seeds"])
+    found = [row["cells"][i]["values"] for row in result["rows"] for i in objective]
+    whole = [values for values in found if len(values) == count]
+    if not whole:
+        return result
+    least = [min(values[s] for values in whole) for s in range(count)]
+    for row in result["rows"]:
+        for i in objective:
+            values = row["cells"][i]["values"]
+            if len(values) == count:
+                row["cells"][i]["values"] = [v - best for v, best in zip(values, least, strict=True)]
+    return {**result, "least": least}
+
+
+LEARNERS = ("primal-dual", "sustain", "rfho", "fednest", "afl")
+# On MNIST, by weights and accuracy on seed 0 (the dual step after seed 1 had failed with .1). Those without a dual
+# variable need a small step on w: a client of weight 0 comes back with every noisy slope.
+LARGE: dict[str, dict[str, Any]] = {
+    "primal-dual": {
+        "method.dual_step": 0.03,
+        "method.outer_step": 0.0005,
+        "method.ask": "weighted",
+        "method.target_batch": "all",
+    },
+    "sustain": {
+        "method.series_step": 0.05,
+        "method.outer_step": 0.001,
+        "method.weight_momentum": 0.0,
+        "method.target_batch": "all",
+    },
+    "fednest": {"method.lipschitz": 25.0, "method.outer_step": 0.005, "method.ask": "weighted"},
+    "rfho": {"method.carry": False, "method.outer_step": 0.0005},
+}
+
+
+# Table 1 as printed: accuracy, weights of the three clean clients, "~" that of a noise client.
+PRINTED: dict[str, tuple[float, float, float, float, float]] = {
+    "primal-dual, A = 1": (0.9843, 0.455, 0.334, 0.212, 2e-4),
+    "sustain, A = 1": (0.9902, 0.411, 0.305, 0.282, 3e-4),
+    "rfho, A = 1": (0.9834, 0.488, 0.311, 0.197, 6e-4),
+    "fednest, A = 1": (0.9815, 0.425, 0.245, 0.294, 6e-3),
+    "primal-dual, A = 0.9": (0.9843, 0.449, 0.333, 0.217, 2e-4),
+    "sustain, A = 0.9": (0.9885, 0.386, 0.345, 0.265, 7e-4),
+    "rfho, A = 0.9": (0.9807, 0.407, 0.281, 0.291, 4e-3),
+    "fednest, A = 0.9": (0.9809, 0.395, 0.314, 0.239, 8e-3),
+    "primal-dual, A = 0.5": (0.9824, 0.468, 0.372, 0.16, 2e-4),
+    "sustain, A = 0.5": (0.9760, 0.365, 0.329, 0.292, 2e-3),
+    "rfho, A = 0.5": (0.9786, 0.449, 0.276, 0.271, 6e-4),
+    "fednest, A = 0.5": (0.9537, 0.539, 0.217, 0.210, 6e-3),
+}
+AS_PRINTED = ("accuracy", "w1", "w2", "w3", "a noise client")
+
+
+def _noisy(common: dict[str, Any], seeds: tuple[int, ...], actives: tuple[float, ...], about: str) -> Table:
+    digits = common["problem.data"] == "digits"
+    methods = {name: {"run.method": name, **({} if digits else LARGE.get(name, {}))} for name in LEARNERS}
+    if digits:
+        methods["rfho, Z not carried"] = {"run.method": "rfho", "method.carry": False, "method.outer_step": 0.05}
+    methods |= {f"weights {w}": {"run.method": "fixed-weights", "method.weights": w} for w in ("opt", "avg", "val")}
+    rows = [
+        Row(f"{name}, A = {a:g}", {**own, "federation.active": a}) for a in actives for name, own in methods.items()
+    ]
+    at = "" if digits else "lowest:"
+    columns = [Column("accuracy", {}, f"{at or 'final:'}test_accuracy")]
+    if at:
+        columns.append(Column("at the end", {}, "final:test_accuracy"))
+    columns += [Column(f"w{k + 1}", {}, f"{at}weights:{k}:{k + 1}", ".2f") for k in range(3)]
+    columns.append(Column("a noise client", {}, f"{at}weights:3:", ".4f", times=1 / 7))
+    columns.append(Column("most at one", {}, f"{at}most:3:", ".4f"))
+    printed = {(row, c): v for row, values in PRINTED.items() for c, v in zip(AS_PRINTED, values, strict=True)}
+    return Table(
+        about,
+        tuple(rows),
+        tuple(columns),
+        {"run.problem": "noisy-clients", "run.record": 50, "run.checkpoint": 200, **common},
+        seeds,
+        corner="method",
+        printed=printed if common["problem.data"] == "mnist" else {},
+    )
+
+
+CHOSEN = "accuracy and weights where the validation loss was lowest."
+MNIST = {"problem.data": "mnist", "run.rounds": 2000, "federation.mode": "sequential", "run.compile": True}
+STUDIES = (
+    Study(
+        "primal-dual-figure1",
+        "primal-dual",
+        "Figure 1: F(w) and stationarity on the cosine toy, exact estimates",
+        {
+            "small": _toy(False, 2, (1, 5), "2 problems, N = 15, 200 outer iterations, η_θ = η_λ = .03, η_w = .005."),
+            "paper": _toy(False, 20, KS, "20 problems, N = 15, 200 outer iterations, η_θ = η_λ = .03, η_w = .005."),
+        },
+        _above_the_least,
+    ),
+    Study(
+        "primal-dual-figure2",
+        "primal-dual",
+        "Figure 2: the same with noise σ = 0.5, each client active with probability ½",
+        {
+            "small": _toy(True, 2, (1, 5), "2 problems, N = 15, 200 outer iterations, η_θ = η_λ = .03, η_w = .005."),
+            "paper": _toy(True, 20, KS, "20 problems, N = 15, 200 outer iterations, η_θ = η_λ = .03, η_w = .005."),
+        },
+        _above_the_least,
+    ),
+    Study(
+        "primal-dual-table1",
+        "primal-dual",
+        "Table 1: accuracy and weights where seven of ten clients have random labels",
+        {
+            "small": _noisy(
+                {"problem.data": "digits", "run.rounds": 400},
+                (0,),
+                (1.0, 0.5),
+                "Digits and a perceptron instead of MNIST and LeNet-5, 400 rounds.",
+            ),
+            "paper": _noisy(
+                MNIST,
+                (0, 1, 2),
+                (1.0, 0.9, 0.5),
+                f"MNIST, LeNet-5, 2,000 iterations, batch 64; {CHOSEN}",
+            ),
+            "fashion-mnist": _noisy(
+                {**MNIST, "problem.data": "fashion-mnist"},
+                (0,),
+                (1.0, 0.5),
+                f"Fashion-MNIST, LeNet-5, 2,000 iterations (the paper has 6,000), batch 64; {CHOSEN}",
+            ),
+        },
+    ),
+)
