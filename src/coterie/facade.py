@@ -18,6 +18,7 @@ from coterie.experiment.loop import Observer, Result, run_rounds
 from coterie.experiment.records import Records, prepare, save_model
 from coterie.federation.ledger import Ledger
 from coterie.methods import Method
+from coterie.problems.base import Problem
 from coterie.problems.models import FlatModel
 from coterie.problems.nested import NestedProblem
 from coterie.problems.tasks.supervised import RowLoss
@@ -33,7 +34,7 @@ class Federation:
     """Clients and what they minimise. Made by `Federation.local` from shards and a model, or by `Federation.of` from a
     nested problem; used by `fit`."""
 
-    problem: Any
+    problem: Problem
     options: FederationTable
     dtype: str
     device: str

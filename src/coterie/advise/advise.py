@@ -33,8 +33,9 @@ from coterie.federation.ledger import Ledger
 from coterie.methods.registry import method_entry
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.files import FilesProblem, Ground, ground
+from coterie.problems.files import Ground, ground
 from coterie.problems.tasks.supervised import Supervised
+from coterie.problems.weighting import Weighting
 from coterie.storage import write_atomically, write_json
 
 ALONE, AVERAGE = "local-train", "fedavg"
@@ -174,7 +175,7 @@ class _Trainer:
         _, chosen = federate(problem, config.federation)
         self.federation = config.federation.model_copy(update=chosen)
 
-    def split(self, order: int, first: int, tested: int) -> FilesProblem:
+    def split(self, order: int, first: int, tested: int) -> Weighting:
         """Test rows from a place of an order's circle; of the others, own for training, the rest for the weights."""
         n, settings = self.place.target_rows, self.config.problem
         others = n - tested
@@ -187,7 +188,7 @@ class _Trainer:
             self.place.span(order, first, tested) if tested else None,
         )
 
-    def train(self, name: str, problem: FilesProblem, seed: int, folder: Path | None = None) -> Result:
+    def train(self, name: str, problem: Weighting, seed: int, folder: Path | None = None) -> Result:
         """One training; a run that does not finish is an error that says why."""
         config = self.config if name == self.config.run.method else self.config.for_baseline(name)
         settings = dict(config.method)
@@ -211,7 +212,7 @@ class _Trainer:
         return result
 
 
-def _resampled(problem: FilesProblem, draw: Draw) -> FilesProblem:
+def _resampled(problem: Weighting, draw: Draw) -> Weighting:
     """The same with a bootstrap resample of the rows that judge the weights."""
     assert problem.target is not None
     assert problem.target.valid is not None

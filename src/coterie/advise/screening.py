@@ -29,8 +29,9 @@ from coterie.federation.tree import Tree
 from coterie.methods.shared.optimisers import Server
 from coterie.numerics import Draw
 from coterie.numerics.paired import holm
-from coterie.problems.files import FilesProblem, Ground
+from coterie.problems.files import Ground
 from coterie.problems.tasks.supervised import Supervised
+from coterie.problems.weighting import Weighting
 
 Verdict = Literal["helps", "neutral", "harms"]
 LEVEL = 0.05
@@ -171,7 +172,7 @@ def screen(ground: Ground, plan: Plan, draw: Draw) -> Screened:
     return Screened(judged(names, errors, plan), float(errors[0].mean()), n, fed.ledger)
 
 
-def activations(problem: FilesProblem) -> int:
+def activations(problem: Weighting) -> int:
     """How many numbers the model puts out for a row, layer by layer."""
     assert isinstance(problem.task, Supervised)
     return problem.task.model.activation_numbers(problem.train.client(0).all().inputs[:1]) + 1

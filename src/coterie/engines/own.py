@@ -97,7 +97,8 @@ def at_server(
     place: dict[str, Any] = {"l2": l2, "dtype": getattr(torch, dtype)}
     known = weighting([sample], target, FlatModel(model), loss, test=test, **place)
     stand_in = known.train.shared_by(torch.zeros(clients, dtype=torch.int64))
-    return AtServer(known.task, stand_in, known.target, known.start, known.test, stand_in if everyone else None)
+    valid = stand_in if everyone else None
+    return AtServer(known.task, stand_in, known.target, known.start, test=known.test, valid=valid)
 
 
 def run_here(

@@ -15,7 +15,6 @@ from coterie.errors import UsageError
 from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
-    Attack,
     Attacked,
     Call,
     Federation,
@@ -40,6 +39,7 @@ from coterie.methods.shared.private import check_private, private
 from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
+from coterie.problems.base import Problem
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.tasks.supervised import Supervised
 from coterie.settings import StatisticsPrivacy
@@ -55,7 +55,7 @@ class Parts(NamedTuple):
     """A run's live objects, and the configuration with everything that was chosen by measurement written in."""
 
     config: Config
-    problem: Any
+    problem: Problem
     method: Method
     fed: Federation
 
@@ -149,7 +149,7 @@ def with_screened_copies(method: Method, config: Config) -> tuple[Method, Federa
     return forfeiting(method) if on else method, config.federation.model_copy(update={"screen_copies": on})
 
 
-def compiled(problem: Any, name: str) -> Any:
+def compiled(problem: Problem, name: str) -> Any:
     """The same problem with its derivatives compiled."""
     if not isinstance(problem.task, Supervised):
         raise UsageError(f"run.compile works for problems with a network and a loss by row; {name} is none of them.")
@@ -169,7 +169,7 @@ def using_threads(count: int | Literal["auto"]) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _threads(problem: Any) -> int:
+def _threads(problem: Problem) -> int:
     """One thread where all clients together are little work: more would only wait for each other.
 
     A rule, not a measurement, because sums may depend on it in the last bit and two runs must agree.
@@ -178,7 +178,7 @@ def _threads(problem: Any) -> int:
     return 1 if work < SMALL_WORK else torch.get_num_threads()
 
 
-def check_deployable(config: Config, method: Method, problem: Any) -> None:
+def check_deployable(config: Config, method: Method, problem: Problem) -> None:
     """Refuse what only a simulation can do, and say why."""
     engine = config.run.engine
     if known := method.needs & ONLY_SIMULATED:
@@ -186,7 +186,7 @@ def check_deployable(config: Config, method: Method, problem: Any) -> None:
             f"{method.name} knows the {' and '.join(sorted(known))} in advance, which only a simulation can; "
             f"run it with run.engine = local, or choose another method for {engine}."
         )
-    attack: Attack | None = getattr(problem, "attack", None)
+    attack = problem.attack
     if attack is not None and attack.on_uploads:
         raise UsageError(
             f"problem.attack = {attack.name} alters replies, which nodes on {engine} do not do of their own accord; "
@@ -218,7 +218,7 @@ def _digest(settings: Mapping[str, Any]) -> str:
 
 
 def federate_remotely(
-    problem: Any,
+    problem: Problem,
     table: FederationTable,
     transport: Transport,
     run: str,
@@ -264,7 +264,7 @@ def screening(table: FederationTable) -> Screening:
     return Screening(table.norm, clip, table.trust, copies=table.screen_copies is True)
 
 
-def _check_table(problem: Any, table: FederationTable) -> None:
+def _check_table(problem: Problem, table: FederationTable) -> None:
     if table.target != "server" and table.target >= problem.clients:
         raise UsageError(
             f"federation.target is client {table.target}, but there are clients 0 … {problem.clients - 1} only."
@@ -273,7 +273,7 @@ def _check_table(problem: Any, table: FederationTable) -> None:
         raise UsageError(f"federation.count = {table.count} exceeds the {problem.clients} clients; lower it.")
 
 
-def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str, Any]]:
+def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict[str, Any]]:
     """The local federation of a problem, and the mode and chunk that were chosen for it."""
     target = problem.target
     _check_table(problem, table)
@@ -281,19 +281,19 @@ def federate(problem: Any, table: FederationTable) -> tuple[Federation, dict[str
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
     mode = table.mode if table.mode != "auto" else _mode(problem, engine)
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
-    attack: Attack | None = getattr(problem, "attack", None)
+    attack = problem.attack
     fed = Federation.on(
         engine if attack is None or not attack.on_uploads else Attacked(engine, attack),
         participation=Participation(table.active, table.count),
         screening=screening(table),
         target=table.target,
     )
-    if getattr(problem, "spent", None) is not None:  # learning how to scale its rows has moved something too
+    if problem.spent is not None:  # learning how to scale its rows has moved something too
         fed.book.ledger = Ledger(problem.spent.by_cause)
     return fed, {"mode": mode, "chunk": chunk}
 
 
-def hiding(method: Method, problem: Any, fed: Federation, config: Config) -> Method:
+def hiding(method: Method, problem: Problem, fed: Federation, config: Config) -> Method:
     """The same method with private uploads; without the accountant, or if it sends what noise cannot hide, refused."""
     table = config.privacy
     if table.clip is None:
@@ -317,10 +317,9 @@ def noise_name(config: Config) -> str:
     return _digest(kept)
 
 
-def released(problem: Any) -> tuple[float, ...]:
+def released(problem: Problem) -> tuple[float, ...]:
     """The noise multipliers of what every client released while the problem was made."""
-    noise = getattr(problem, "released", None)
-    return () if noise is None else (noise,)
+    return () if problem.released is None else (problem.released,)
 
 
 def budget(parts: Parts, state: Any, events: Mapping[str, int]) -> dict[str, Any]:
@@ -346,7 +345,7 @@ def not_covered(parts: Parts, state: Any) -> list[str]:
     config, problem, method = parts.config, parts.problem, parts.method
     target = config.federation.target
     known = sorted(method.needs & ONLY_SIMULATED)
-    exact = getattr(problem, "spent", None) is not None and not released(problem)
+    exact = problem.spent is not None and not released(problem)
     found = {
         "updates: privacy.noise = 0 clips them and adds no noise": not config.privacy.noise,
         "statistics: means, deviations, words and class counts of the clients' rows are exact": exact,
@@ -390,7 +389,7 @@ def over_a_bad_line(fed: Federation, table: FaultsTable, seed: int) -> Federatio
     return replace(fed, engine=engine)
 
 
-def check_needs(method: Method, problem: Any, problem_name: str) -> None:
+def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
     """Refuse a method whose needs the problem does not offer, and say which methods fit."""
     if method.fits(problem.offers):
         return
@@ -416,13 +415,13 @@ def checked_device(name: str, dtype: str) -> str:
     return name
 
 
-def _chunk(problem: Any, megabytes: int) -> int:
+def _chunk(problem: Problem, megabytes: int) -> int:
     """As many clients at once as the memory budget allows."""
     each = problem.task.footprint(problem.train.client(0), problem.train.capacity)
     return max(1, min(problem.clients, megabytes * MEGABYTE // max(1, each)))
 
 
-def _mode(problem: Any, engine: LocalEngine) -> Any:
+def _mode(problem: Problem, engine: LocalEngine) -> Any:
     """vmap or sequential, by timing a typical gradient; vmap where every machine shall give the same bits."""
     if machine.wanted():
         return "vmap"

@@ -352,7 +352,7 @@ class _Run:
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
         ledger = Ledger.from_dict(self.done.ledger)
-        summary = {
+        summary: dict[str, Any] = {
             "method": config.run.method,
             "problem": config.run.problem,
             "seed": config.run.seed,
@@ -393,7 +393,7 @@ class _Run:
             if best is not None:
                 about = {**about, "coterie_round": str(best.round)}
                 save_model(self.folder / "model-best.safetensors", self.parts.problem.named(best.view), about)
-            for name, data in getattr(self.parts.problem, "artifacts", {}).items():
+            for name, data in self.parts.problem.artifacts.items():
                 write_json(self.folder / name, data)
             write_json(self.folder / "ledger.json", ledger.as_dict())
             write_json(self.folder / "summary.json", summary)
@@ -415,7 +415,7 @@ def guarded(parts: Parts) -> bool:
     wanted = parts.config.federation.guard
     if wanted is False or (wanted == "auto" and not learns_weights(parts.config.run.method)):
         return False
-    held = parts.fed.target == "server" and getattr(parts.problem, "validate", None) is not None
+    held = parts.fed.target == "server"
     able = held and MEASURE in parts.problem.validate(parts.method.view(parts.method.init(parts.problem, parts.fed.n)))
     if wanted is True and not able:
         raise UsageError(

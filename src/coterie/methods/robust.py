@@ -12,7 +12,7 @@ to what they can bear. They presume that the honest majority agrees: strangers a
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw, robust
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.problems.catalogue.byzantine import Attackers, head_count
 from coterie.settings import BatchSize, Count, Positive
 
@@ -45,7 +45,7 @@ class Walk(NamedTuple):
 def aggregated(name: str, aggregate: Aggregate, walk: Walk, check: Callable[[int], None] | None = None) -> Method:
     """The method of an aggregate, checked against the number of clients before the first round."""
 
-    def init(problem: Any, n: int) -> RobustState:
+    def init(problem: Problem, n: int) -> RobustState:
         if check is not None:
             check(n)
         return RobustState(problem.start)

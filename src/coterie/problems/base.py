@@ -1,16 +1,24 @@
-"""What is seen of a method's state: by problems, which measure it, and by records."""
+"""The seam between problems, methods and the experiment.
 
+`Problem` is what a run needs of a problem and what methods may ask of it, with optional abilities as declared fields.
+`Task` is what works may ask of a loss where the rows are. `View` is what is seen of a method's state.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from coterie.federation import Batch, Memory, Rows
+from coterie.federation import Attack, Batch, Ledger, Memory, Rows, Shard, Stack
 from coterie.federation.work import seen
 from coterie.settings import StatisticsPrivacy
+
+P = TypeVar("P", bound="Problem")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,26 +31,36 @@ class Context:
     statistics: StatisticsPrivacy | None = None
 
 
-class Task(Protocol):
+class Oracles(Protocol):
+    """What engines and the experiment need of every task: a typical piece of work, and its cost."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The derivatives that works may ask for."""
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether the output for a row depends on the other rows of its batch."""
+
+    def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
+        """∇L(θ) on a batch."""
+
+    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
+        """∇L(θ) over all rows."""
+
+    def footprint(self, rows: Rows, capacity: int) -> int:
+        """Bytes that the gradient of one client may need."""
+
+
+class Task(Oracles, Protocol):
     """The oracles of a weighting problem: what works may ask of a loss L_k, on a batch or on all of a holder's rows."""
 
     @property
     def model(self) -> Any:
         """What θ stands for."""
 
-    @property
-    def offers(self) -> frozenset[str]:
-        """The derivatives there are."""
-
-    @property
-    def mixes_rows(self) -> bool:
-        """Whether the output for a row depends on the other rows of its batch."""
-
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """L(θ) on a batch."""
-
-    def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
-        """∇L(θ) on a batch."""
 
     def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²L(θ) v on a batch."""
@@ -50,17 +68,19 @@ class Task(Protocol):
     def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
         """L(θ) over all rows."""
 
-    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
-        """∇L(θ) over all rows."""
-
     def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """∇²L(θ) v over all rows."""
 
-    def footprint(self, rows: Rows, capacity: int) -> int:
-        """Bytes that one client's gradient may need."""
-
     def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
         """What the record says of θ on these rows, by names that begin with the prefix."""
+
+
+class Curvature(NamedTuple):
+    """μ, L₁ and L₂: every L_k is μ-strongly convex, its gradient L₁-Lipschitz and its Hessian L₂-Lipschitz."""
+
+    convex: float
+    smooth: float
+    hessian_lipschitz: float
 
 
 class View(NamedTuple):
@@ -80,3 +100,91 @@ def personal_models(memory: Memory) -> Tensor:
     """The models that clients keep, [K, d], for the record alone: nothing of them is billed."""
     models: Tensor = seen(memory)
     return models
+
+
+class Exact(Protocol):
+    """What is known of a solution in closed form."""
+
+    def measure(self, view: View) -> dict[str, float]:
+        """How far a view is from the solution."""
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """What is minimised, with the rows of all clients. Known friends of the target come first among the clients.
+
+    Args:
+        task: the oracles that works call where the rows are.
+        train: training rows of every client.
+        target: the rows that define the goal, or None where there is no target.
+        start: the first model, or the first outer variable, [d].
+        valid: validation rows of every client, where every client is a target or a nested problem needs them.
+        friends: how many of the first clients are friends of the target, where that is known.
+        exact: the solution, where it is known in closed form.
+        curvature: constants of the losses, where they are known.
+        best_weights: the optimal client weights [K], where they are known.
+        groups: the number of each client's group [K], where groups are known.
+        attack: what attacking clients do, where a simulation has some.
+        names: the clients' names, where they have names.
+        notes: what a user should know of the data before training.
+        artifacts: JSON files to be saved beside the model, by file name.
+        spent: what preparing the data has already communicated.
+        released: the noise multiplier of the clients' statistics, where these are private.
+    """
+
+    task: Any
+    train: Stack
+    target: Shard | None
+    start: Tensor
+    _: KW_ONLY
+    valid: Stack | None = None
+    friends: int | None = None
+    exact: Exact | None = None
+    curvature: Curvature | None = None
+    best_weights: Tensor | None = None
+    groups: Tensor | None = None
+    attack: Attack | None = None
+    names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    artifacts: Mapping[str, Any] = field(default_factory=dict)
+    spent: Ledger | None = None
+    released: float | None = None
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.train)
+
+    @property
+    @abstractmethod
+    def offers(self) -> frozenset[str]:
+        """What methods may rely on."""
+
+    @abstractmethod
+    def measure(self, view: View) -> dict[str, float]:
+        """What the record says of a view."""
+
+    def validate(self, view: View) -> dict[str, float]:
+        """The part of the measures that validation rows at the server tell of one model for all; empty without them."""
+        return {}
+
+    @abstractmethod
+    def named(self, view: View) -> dict[str, Tensor]:
+        """The trained tensors by name, as they are saved."""
+
+
+def expect(problem: Problem, kind: type[P]) -> P:
+    """The problem as one of a kind, for methods that need more than every problem has.
+
+    `Method.needs` refuses other kinds with a remedy before the first round, so this never fails in a run.
+    """
+    if not isinstance(problem, kind):
+        raise TypeError(f"a {kind.__name__} is needed, not a {type(problem).__name__}")
+    return problem
+
+
+def known(ability: T | None, name: str) -> T:
+    """An optional ability that a method declared among its needs, so that the problem has it."""
+    if ability is None:
+        raise TypeError(f"this problem has no {name}; the method should declare it among its needs")
+    return ability

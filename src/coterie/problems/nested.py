@@ -11,7 +11,7 @@ clients' train rows, f their validation rows (the train rows again where there a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -20,10 +20,10 @@ from torch.func import grad, vjp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Rows, Shard, Stack, pack
+from coterie.federation import Batch, Rows, pack
 from coterie.federation.tree import tensors
 from coterie.numerics.derivatives import mixed_vector
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.problems.tasks.checks import examine, understands_padding
 from coterie.problems.tasks.variables import Flat, Variable
 
@@ -133,31 +133,17 @@ def _allocated(task: NestedTask, rows: Rows, n: int) -> int:
 
 
 @dataclass(frozen=True)
-class NestedProblem:
+class NestedProblem(Problem):
     """A nested problem with its clients' rows, its start (x in `start`, y in `inner_start`) and its measures."""
 
     task: NestedTask
-    train: Stack
-    valid: Stack | None
+    _: KW_ONLY
     measures: Measures | None = None
-    exact: Any = None
-    target: Shard | None = None
-    friends: int | None = None
-
-    @property
-    def start(self) -> Tensor:
-        """x⁰."""
-        return self.task.x.start
 
     @property
     def inner_start(self) -> Tensor:
         """y⁰."""
         return self.task.y.start
-
-    @property
-    def clients(self) -> int:
-        """How many there are."""
-        return len(self.train)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -314,7 +300,8 @@ def _problem(
     task = NestedTask(kind, Flat(x, "x").to(**place), Flat(y, "y").to(**place), inner, outer)
     examine(task, rows, goal)
     mixes = task.x.mixes_rows or task.y.mixes_rows or not understands_padding(task, rows, goal)
-    return NestedProblem(replace(task, mixes_rows=mixes), rows, goal, measures, exact)
+    task = replace(task, mixes_rows=mixes)
+    return NestedProblem(task, rows, None, task.x.start, valid=goal, measures=measures, exact=exact)
 
 
 def _value_of(r: Callable[[Any, Batch], Tensor], x: Variable, train: Sequence[Any], more: dict[str, Any]) -> Tensor:

@@ -4,45 +4,32 @@ min_w F(w) = L_0(θ*(w))   s.t.   θ*(w) = argmin_θ Σ_k w_k L_k(θ)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Attack, Rows, Shard, Stack, pack
-from coterie.problems.base import Task, View
+from coterie.federation import Rows, Shard, Stack, pack
+from coterie.problems.base import Problem, Task, View
 from coterie.problems.models import FlatModel
 from coterie.problems.tasks.personal import group_weights, personal_measures
 from coterie.problems.tasks.supervised import RowLoss, Supervised, check_labels, cross_entropy
 
 
 @dataclass(frozen=True)
-class Weighting:
-    """Shards, target, model, loss and measures. Known friends of the target come first among the clients.
+class Weighting(Problem):
+    """Shards, target, model, loss and measures.
 
     Where every client is a target, `valid` are its validation rows, `tests` the rows that its own model is tested on,
     and `groups`, if known, say who draws from one distribution.
     """
 
     task: Task
-    train: Stack
-    target: Shard | None
-    start: Tensor
+    _: KW_ONLY
     test: Rows | None = None
-    valid: Stack | None = None
-    friends: int | None = None
-    exact: Any = None
-    best_weights: Tensor | None = None
     tests: Stack | None = None
-    groups: Tensor | None = None
-    attack: Attack | None = None
-
-    @property
-    def clients(self) -> int:
-        """How many there are."""
-        return len(self.train)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -74,7 +61,7 @@ class Weighting:
             measures |= self.task.measure(theta, self.test, "test")
         measures |= self.validate(view)
         if self.exact is not None:
-            measures |= self.exact.measure(theta, view.weights)
+            measures |= self.exact.measure(view)
         return measures
 
     def validate(self, view: View) -> dict[str, float]:
@@ -142,7 +129,9 @@ def weighting(
     rows = None if held_out is None else held_out.client(0)
     known = None if groups is None else torch.tensor(of, device=device)
     judged_on = None if own_tests is None else own_tests.shared_by(torch.tensor(of, device=device))
-    return Weighting(task, train, shard, model.start, rows, own, friends=friends, tests=judged_on, groups=known, **more)
+    return Weighting(
+        task, train, shard, model.start, test=rows, valid=own, friends=friends, tests=judged_on, groups=known, **more
+    )
 
 
 def _check_everyone(clients: int, valid: Stack | None, tests: Stack | None, groups: list[int]) -> None:

@@ -266,7 +266,7 @@ class LiveDisplay:
         if not self.is_baseline:
             place = f"{parts.fed.n} clients, {parts.config.federation.mode}, {run.dtype} on {run.device}"
             self.console.print(f"[bold]{run.method}[/bold] on [bold]{run.problem}[/bold], seed {run.seed}: {place}")
-            for note in getattr(parts.problem, "notes", ()):
+            for note in parts.problem.notes:
                 self.console.print(f"note: {escape(note)}", soft_wrap=True)
         if done:
             self.console.print(f"{self.name}: going on after round {done}")

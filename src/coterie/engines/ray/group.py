@@ -14,6 +14,7 @@ from coterie.federation.local import LocalEngine, Mode
 from coterie.federation.remote import PERMISSIVE, Node
 from coterie.federation.remote.node import part_of
 from coterie.federation.shards import Rows, Shard, Stack
+from coterie.problems.base import Problem
 
 Array = NDArray[Any]
 LARGE = 100_000  # bytes above which Ray puts what it carries into its store anyway
@@ -33,7 +34,7 @@ class Cargo(NamedTuple):
     threads: int
 
 
-def cargo(problem: Any, clients: Iterable[int], *, at_target: bool, mode: Mode, chunk: int, threads: int) -> Cargo:
+def cargo(problem: Problem, clients: Iterable[int], *, at_target: bool, mode: Mode, chunk: int, threads: int) -> Cargo:
     """The rows of some clients, and nobody else's."""
     who = tuple(clients)
     train, valid = part_of(problem.train, who), part_of(problem.valid, who)

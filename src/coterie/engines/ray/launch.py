@@ -23,6 +23,7 @@ from coterie.experiment.build import Network, federate
 from coterie.experiment.config import Config, EngineTable
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
+from coterie.problems.base import Problem
 
 if TYPE_CHECKING:
     from coterie.engines.ray.transport import RayTransport
@@ -115,7 +116,7 @@ def network(memory: Path | None) -> Iterator[Network]:
     """What makes the actors of a problem; at the end, and before the next ones are made, they are ended."""
     made: list[RayTransport] = []
 
-    def make(config: Config, problem: Any) -> "RayTransport":
+    def make(config: Config, problem: Problem) -> "RayTransport":
         while made:
             made.pop().close()
         made.append(actors(config, problem, memory))
@@ -128,7 +129,7 @@ def network(memory: Path | None) -> Iterator[Network]:
             one.close()
 
 
-def actors(config: Config, problem: Any, memory: Path | None) -> "RayTransport":
+def actors(config: Config, problem: Problem, memory: Path | None) -> "RayTransport":
     """One actor a group of clients, with mode and chunk as the local engine would choose them."""
     import ray
 

@@ -15,7 +15,7 @@ from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import goal_rows, local_sgd, own_rows
 from coterie.numerics import Draw
-from coterie.problems.base import View, personal_models
+from coterie.problems.base import Problem, View, personal_models
 from coterie.settings import Count, Positive
 
 
@@ -61,7 +61,7 @@ def ditto(
     """r = local_steps, s = personal_steps, λ = penalty. One round; one exchange with the target unless for everyone."""
     knobs: dict[str, Any] = {"step": step, "batch": batch, "penalty": penalty}
 
-    def init(problem: Any, n: int) -> DittoState:
+    def init(problem: Problem, n: int) -> DittoState:
         return DittoState(problem.start, Memory.start(problem.start, n) if everyone else problem.start)
 
     def round(fed: Federation, s: DittoState, draw: Draw) -> DittoState:

@@ -3,7 +3,7 @@
 Deviation: batches are drawn with replacement, not by epochs.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -31,7 +31,7 @@ def fedavg(
 ) -> Method:
     """Average of local walks, weighted by the clients' numbers of rows or equally. One round."""
 
-    def init(problem: Any, n: int) -> FedAvgState:
+    def init(problem: Problem, n: int) -> FedAvgState:
         return FedAvgState(problem.start)
 
     def round(fed: Federation, s: FedAvgState, draw: Draw) -> FedAvgState:

@@ -16,7 +16,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, known
 from coterie.settings import BatchSize, NonNegative, Positive
 
 NEEDS = {"val": {"gradient", "target"}, "opt": {"gradient", "optimal-weights"}}
@@ -38,13 +38,13 @@ def fixed_weights(
 ) -> Method:
     """η and w. One round; d floats up a client, none for val."""
 
-    def init(problem: Any, n: int) -> FixedWeightsState:
+    def init(problem: Problem, n: int) -> FixedWeightsState:
         if weights == "val":
             return FixedWeightsState(problem.start, None)
         if weights == "avg":
             return FixedWeightsState(problem.start, uniform(n, like=problem.start))
         if weights == "opt":
-            return FixedWeightsState(problem.start, problem.best_weights.to(problem.start))
+            return FixedWeightsState(problem.start, known(problem.best_weights, "optimal weights").to(problem.start))
         return FixedWeightsState(problem.start, _proportions(weights, n).to(problem.start))
 
     def round(fed: Federation, s: FixedWeightsState, draw: Draw) -> FixedWeightsState:

@@ -28,7 +28,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import own_rows
 from coterie.numerics import Draw
 from coterie.numerics.control import only_where
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 Vector = Tensor
@@ -205,7 +205,7 @@ def local_svrg(
 ) -> Method:
     """Fixed weights. A round is `steps` iterations (by default five passes), averaged every local_steps."""
 
-    def init(problem: Any, n: int) -> LocalSVRGState:
+    def init(problem: Problem, n: int) -> LocalSVRGState:
         return LocalSVRGState(problem.start)
 
     def round(fed: Federation, s: LocalSVRGState, draw: Draw) -> LocalSVRGState:

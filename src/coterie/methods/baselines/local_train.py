@@ -4,7 +4,7 @@ Plain mini-batch gradient descent, or SVRG where `refresh`, the probability of a
 each client so trains a model of its own on its training rows, by plain steps, and keeps it.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.baselines.local_svrg import Walk, steps_alone
 from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
-from coterie.problems.base import View, personal_models
+from coterie.problems.base import Problem, View, personal_models
 from coterie.settings import BatchSize, Count, Positive, Probability
 
 
@@ -44,7 +44,7 @@ def local_train(
     if everyone and refresh is not None:
         raise UsageError("local-train for everyone takes plain steps; leave method.refresh or method.everyone out.")
 
-    def init(problem: Any, n: int) -> LocalTrainState:
+    def init(problem: Problem, n: int) -> LocalTrainState:
         return LocalTrainState(Memory.start(problem.start, n) if everyone else problem.start)
 
     def round(fed: Federation, s: LocalTrainState, draw: Draw) -> LocalTrainState:

@@ -16,7 +16,7 @@ from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import goal_rows, own_rows
 from coterie.numerics import Draw
-from coterie.problems.base import View, personal_models
+from coterie.problems.base import Problem, View, personal_models
 from coterie.settings import Count, Positive, Probability
 
 
@@ -83,7 +83,7 @@ def pfedme(
     knobs: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch, "penalty": penalty}
     knobs |= {"accuracy": accuracy, "inner_steps": inner_steps, "inner_step": inner_step}
 
-    def init(problem: Any, n: int) -> PFedMeState:
+    def init(problem: Problem, n: int) -> PFedMeState:
         return PFedMeState(problem.start, Memory.start(problem.start, n) if everyone else problem.start)
 
     def round(fed: Federation, s: PFedMeState, draw: Draw) -> PFedMeState:

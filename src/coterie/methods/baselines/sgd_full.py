@@ -1,6 +1,6 @@
 """SGD-Full: parallel SGD over everybody, x ← x − γ/|A| Σ_A g_k(x). What learned weights must beat."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Positive
 
 
@@ -23,7 +23,7 @@ class SGDFullState(NamedTuple):
 def sgd_full(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
     """γ. One round."""
 
-    def init(problem: Any, n: int) -> SGDFullState:
+    def init(problem: Problem, n: int) -> SGDFullState:
         return SGDFullState(problem.start, uniform(n, like=problem.start))
 
     def round(fed: Federation, s: SGDFullState, draw: Draw) -> SGDFullState:

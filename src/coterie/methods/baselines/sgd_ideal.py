@@ -5,7 +5,7 @@ promises without knowing who they are.
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, known
 from coterie.settings import BatchSize, Positive
 
 
@@ -30,9 +30,10 @@ class SGDIdealState(NamedTuple):
 def sgd_ideal(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
     """γ. One round, of the friends among the active clients; without any the round is skipped."""
 
-    def init(problem: Any, n: int) -> SGDIdealState:
-        friend = torch.arange(n, device=problem.start.device) < problem.friends
-        return SGDIdealState(problem.start, friend.to(problem.start) / problem.friends, problem.friends)
+    def init(problem: Problem, n: int) -> SGDIdealState:
+        friends = known(problem.friends, "friends")
+        is_friend = torch.arange(n, device=problem.start.device) < friends
+        return SGDIdealState(problem.start, is_friend.to(problem.start) / friends, friends)
 
     def round(fed: Federation, s: SGDIdealState, draw: Draw) -> SGDIdealState:
         friends = replace(fed, ids=fed.ids[fed.ids < s.friends])  # known friends come first

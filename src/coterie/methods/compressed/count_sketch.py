@@ -9,7 +9,7 @@ small against the table. Deviations: the update is a local walk, not one gradien
 that k entries bring them up to date; coordinates are dealt to buckets evenly.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sketches import count_table
 from coterie.numerics.sparse import Sparse, top_k
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 SHARE = 20  # the default table has one number for so many parameters
@@ -67,7 +67,7 @@ def count_sketch(
     """A table of rows · columns (default d/20) up, k entries (default d/40) down; ρ = momentum, η_g = server_step."""
     knobs = {"step": step, "steps": local_steps, "batch": batch, "rows": rows, "sketch_seed": sketch_seed}
 
-    def init(problem: Any, n: int) -> CountSketchState:
+    def init(problem: Problem, n: int) -> CountSketchState:
         x, d = problem.start, len(problem.start)
         width = columns or max(1, d // (SHARE * rows))
         if rows * width >= d:

@@ -31,7 +31,7 @@ from coterie.methods.compressed.two_layer import client_round
 from coterie.numerics import Draw
 from coterie.numerics.lasso import lasso, lasso_support, least_norm, pull_back, safe_step
 from coterie.numerics.sketches import Kind, Sketch, sketch
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -103,7 +103,7 @@ def fedsep(
     knobs |= {"decode": name_of(sketch_decode), "encode": name_of(sketch_encode)}
     static = Static(**knobs)
 
-    def init(problem: Any, n: int) -> FedSepState:
+    def init(problem: Problem, n: int) -> FedSepState:
         S = sketch_of(static, len(problem.start))
         safe_step(S, decode_step)  # one that diverges is refused before the first round
         return FedSepState(S.apply(problem.start), problem.start)

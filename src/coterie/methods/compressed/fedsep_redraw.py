@@ -23,7 +23,7 @@ from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.lasso import least_norm
 from coterie.numerics.sketches import Kind, Sketch
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -72,7 +72,7 @@ def fedsep_redraw(
     knobs |= {"step": step, "steps": local_steps, "batch": batch, "error_feedback": error_feedback}
     static = Static(**knobs)
 
-    def init(problem: Any, n: int) -> FedSepRedrawState:
+    def init(problem: Problem, n: int) -> FedSepRedrawState:
         theta = problem.start
         S = drawn(static, len(theta), 0)
         return FedSepRedrawState(theta, theta.new_zeros(S.size), Replicas.start((theta, torch.zeros_like(theta)), n))

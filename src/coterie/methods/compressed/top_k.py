@@ -8,7 +8,7 @@ with `down = "top-k"` the server compresses its step as the clients do theirs, a
 Values and their indices (int32) are sent and billed.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse
 from coterie.numerics.sparse import top_k as largest
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 SHARE = 40  # by default one entry, with its index, for so many parameters
@@ -61,7 +61,7 @@ def top_k(
     """k entries a client each way (default d/40), η = step, η_g = server_step. One round."""
     knobs = {"step": step, "steps": local_steps, "batch": batch, "error_feedback": error_feedback}
 
-    def init(problem: Any, n: int) -> TopKState:
+    def init(problem: Problem, n: int) -> TopKState:
         x = problem.start
         kept = checked_k(k, len(x))
         zero = torch.zeros_like(x)

@@ -30,7 +30,7 @@ from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw, neumann
 from coterie.numerics.derivatives import hessian_vector, mixed_vector
 from coterie.numerics.lasso import fixed_conjugate_gradients
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 
 
 class TwoLayerState(NamedTuple):
@@ -104,7 +104,7 @@ def two_layer(
     """
     settings = {**static, **learning._asdict(), "decode": name_of(decode), "encode": name_of(encode)}
 
-    def init(problem: Any, n: int) -> TwoLayerState:
+    def init(problem: Problem, n: int) -> TwoLayerState:
         return TwoLayerState(start)
 
     def round(fed: Federation, s: TwoLayerState, draw: Draw) -> TwoLayerState:

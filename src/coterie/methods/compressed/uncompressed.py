@@ -3,7 +3,7 @@
 FedAvg with equal weights and a server step; 2d numbers a client a round.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -27,7 +27,7 @@ def uncompressed(
 ) -> Method:
     """η = step, η_g = server_step. One round."""
 
-    def init(problem: Any, n: int) -> UncompressedState:
+    def init(problem: Problem, n: int) -> UncompressedState:
         return UncompressedState(problem.start)
 
     def round(fed: Federation, s: UncompressedState, draw: Draw) -> UncompressedState:

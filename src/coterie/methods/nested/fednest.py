@@ -32,7 +32,7 @@ from coterie.methods.nested.phases import (
 from coterie.methods.shared.hessian import Ask
 from coterie.methods.weights.fednest_weights import fednest_weights
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, NonNegative, Positive, Probability
 
 LocalSteps = Count | list[Count]
@@ -68,7 +68,7 @@ def fednest(
     nested = alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps)
     weights = fednest_weights(walk, inverse, outer_step, inner_rounds, cap, ask)
 
-    def init(problem: Any, n: int) -> Any:
+    def init(problem: Problem, n: int) -> Any:
         return (nested if "nested" in problem.offers else weights).init(problem, n)
 
     def round(fed: Federation, s: Any, draw: Draw) -> Any:

@@ -13,7 +13,7 @@ from coterie.federation.api import Book
 from coterie.federation.stages.compression import Compressed, Compression, Errors, forgotten
 from coterie.methods.base import Method
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 
 
 class CompressedState(NamedTuple):
@@ -36,7 +36,7 @@ def compressed(method: Method, everyone: Federation, compression: Compression) -
             tried.append(forgotten(line.errors))
         return dict(tried[0])
 
-    def init(problem: Any, n: int) -> CompressedState:
+    def init(problem: Problem, n: int) -> CompressedState:
         state = method.init(problem, n)
         return CompressedState(state, first_errors(state))
 

@@ -17,7 +17,7 @@ from coterie.federation.api import Book
 from coterie.federation.stages.privacy import Mechanism, Private, composed, epsilon, innermost
 from coterie.methods.base import Method
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 
 
 class PrivateState(NamedTuple):
@@ -68,7 +68,7 @@ def private(
     def rejected(before: PrivateState, after: PrivateState) -> PrivateState:
         return after._replace(inner=method.rejected(before.inner, after.inner))  # what was uploaded is spent
 
-    def init(problem: Any, n: int) -> PrivateState:
+    def init(problem: Problem, n: int) -> PrivateState:
         none = torch.zeros(n, dtype=torch.int64, device=everyone.sizes.device)
         return PrivateState(method.init(problem, n), none, 0)
 
@@ -81,7 +81,7 @@ def private(
     return replace(method, init=init, round=rounds, view=view, rejected=rejected)
 
 
-def check_private(method: Method, problem: Any, everyone: Federation) -> None:
+def check_private(method: Method, problem: Problem, everyone: Federation) -> None:
     """Refuse, before the first round, a method that sends what noise cannot hide."""
     fed = replace(everyone, book=Book())
     method.round(fed, method.init(problem, fed.n), Draw.of(0, everyone.sizes.device))

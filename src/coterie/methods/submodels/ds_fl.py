@@ -18,7 +18,8 @@ from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import Local, asked, by_level, learnt
 from coterie.methods.submodels.distilling import NEEDS, Distillation, distilled, index_of, networks, soft_cross_entropy
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect, known
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -67,10 +68,12 @@ def ds_fl(
     distil: dict[str, Any] = {"distil_step": distil_step, "distil_steps": distil_steps, "distil_rows": distil_rows}
     how = Distillation(distil_step, distil_steps, distil_rows, "adam")
 
-    def init(problem: Any, n: int) -> DSFLState:
+    def init(problem: Problem, n: int) -> DSFLState:
+        problem = expect(problem, SubModels)
         task, count = problem.task, min(public_rows, len(problem.task.public))
         models = Memory(networks(task, problem.start)[problem.levels])
-        labels = problem.start.new_full((count, task.classes), 1 / task.classes)
+        classes = known(task.classes, "classes")
+        labels = problem.start.new_full((count, classes), 1 / classes)
         places = torch.arange(count, device=problem.levels.device)
         return DSFLState(problem.start, models, problem.levels, labels, places, 0)
 

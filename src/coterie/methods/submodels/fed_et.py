@@ -11,7 +11,7 @@ Deviation: their networks share the shape of their last hidden layers, which the
 networks of different widths share no such layer, so nothing is copied back here.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ from coterie.methods.submodels.distilling import (
     trained_by_level,
 )
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
@@ -85,7 +86,8 @@ def fed_et(
         divergence = (told.others * (told.others.clamp(min=1e-12).log() - log_p)).sum(-1)
         return (agreed + diversity * told.divided * divergence).mean()
 
-    def init(problem: Any, n: int) -> FedETState:
+    def init(problem: Problem, n: int) -> FedETState:
+        problem = expect(problem, SubModels)
         return FedETState(problem.start, networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedETState, draw: Draw) -> FedETState:

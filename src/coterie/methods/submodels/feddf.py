@@ -5,7 +5,7 @@ rows without labels, what the mean of the logits of all clients' networks says. 
 judged. Deviation: a fixed number of steps, no early stopping on a validation set.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from coterie.methods.submodels.distilling import (
     trained_by_level,
 )
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -53,7 +54,8 @@ def feddf(
     local = Local(step, local_steps, batch, optimiser)
     how = Distillation(distil_step, distil_steps, distil_rows, "adam")
 
-    def init(problem: Any, n: int) -> FedDFState:
+    def init(problem: Problem, n: int) -> FedDFState:
+        problem = expect(problem, SubModels)
         return FedDFState(networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedDFState, draw: Draw) -> FedDFState:

@@ -23,7 +23,8 @@ from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, by_leve
 from coterie.methods.submodels.thinning import counts, densest, size, within
 from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import places
 from coterie.settings import BatchSize, Count, Positive, Probability
 
@@ -74,7 +75,8 @@ def feddst(
     def masks(task: Any, x: Tensor) -> Tensor:
         return torch.stack([densest(task.anatomy, x.abs(), counts(task.anatomy, share)) for share in task.shares])
 
-    def init(problem: Any, n: int) -> FedDSTState:
+    def init(problem: Problem, n: int) -> FedDSTState:
+        problem = expect(problem, SubModels)
         found = masks(problem.task, problem.start)
         return FedDSTState(problem.start * found[0], problem.levels, found, 0)
 

@@ -4,7 +4,7 @@ As many of each layer as its capacity allows, uniformly and independently of oth
 comparisons of FedRolex and FedSep, each parameter becomes the mean over the clients that held it.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,7 +13,8 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -31,7 +32,8 @@ def federated_dropout(
     """γ = step. One round; a client sends and is sent its sub-model."""
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Any, n: int) -> FederatedDropoutState:
+    def init(problem: Problem, n: int) -> FederatedDropoutState:
+        problem = expect(problem, SubModels)
         return FederatedDropoutState(problem.start, problem.levels)
 
     def round(fed: Federation, s: FederatedDropoutState, draw: Draw) -> FederatedDropoutState:

@@ -5,7 +5,7 @@ all of them are trained equally often. Each parameter becomes the mean over the 
 number of kernels is rounded down, so that nobody trains more than its capacity.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,8 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -38,7 +39,8 @@ def fedrolex(
     """γ = step; the window moves by `stride` kernels. One round; a client sends and is sent its sub-model."""
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Any, n: int) -> FedRolexState:
+    def init(problem: Problem, n: int) -> FedRolexState:
+        problem = expect(problem, SubModels)
         return FedRolexState(problem.start, problem.levels, 0)
 
     def round(fed: Federation, s: FedRolexState, draw: Draw) -> FedRolexState:

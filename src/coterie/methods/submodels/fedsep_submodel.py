@@ -30,7 +30,8 @@ from coterie.methods.shared.optimisers import Rule, Server
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, batches, learn, learnt, merged, sent
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -155,7 +156,8 @@ def fedsep_submodel(
     decoding: dict[str, Any] = {"decode_step": decode_step, "decode_steps": decode_steps, "decode_batch": decode_batch}
     decoding |= {"decay": decay, "resource": resource, "width": width}
 
-    def init(problem: Any, n: int) -> FedSepSubmodelState:
+    def init(problem: Problem, n: int) -> FedSepSubmodelState:
+        problem = expect(problem, SubModels)
         cut = problem.task.anatomy
         everything = torch.ones(n, cut.kernels, dtype=torch.bool, device=problem.levels.device)
         never = torch.full_like(problem.levels, -refresh)

@@ -8,7 +8,7 @@ mean over those who keep it. Deviation: in stage 1 their clients also learn spar
 are then forgotten.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, by_level, learnt, merged
 from coterie.methods.submodels.thinning import counts, densest, size, within
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import Anatomy, places
 from coterie.settings import BatchSize, Count, Positive
 
@@ -60,7 +61,8 @@ def flash(*, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 
     """γ = step. One round; a client sends and is sent its kept weights (in the first, a number a weight tensor)."""
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Any, n: int) -> FlashState:
+    def init(problem: Problem, n: int) -> FlashState:
+        problem = expect(problem, SubModels)
         tensors = sum(s.is_weight for s in problem.task.anatomy.segments)
         return FlashState(problem.start, problem.levels, problem.start.new_zeros(tensors), 0)
 

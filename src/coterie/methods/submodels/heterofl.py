@@ -6,7 +6,7 @@ of the largest capacity: kernels beyond it are 0. Static batch norm, scalers and
 of the output layer are averaged over all clients, not only over those that have the class.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +15,8 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -33,7 +34,8 @@ def heterofl(
     """γ = step. One round; a client sends and is sent its sub-model."""
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Any, n: int) -> HeteroFLState:
+    def init(problem: Problem, n: int) -> HeteroFLState:
+        problem = expect(problem, SubModels)
         task = problem.task
         return HeteroFLState(task.anatomy.gated(problem.start, task.anatomy.first(task.shares[0])), problem.levels)
 

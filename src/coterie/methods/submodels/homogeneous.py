@@ -5,7 +5,7 @@ it has no scalers, and starts with weights as large as if it had been initialise
 with the other kernels at 0, which gives the same outputs.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, alone, merged, trained
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -38,7 +39,8 @@ def homogeneous(
     """γ = step. One round of FedAvg."""
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Any, n: int) -> HomogeneousState:
+    def init(problem: Problem, n: int) -> HomogeneousState:
+        problem = expect(problem, SubModels)
         task = problem.task
         level = len(task.shares) - 1 if size == "smallest" else 0
         return HomogeneousState(alone(task, level, problem.start), torch.full_like(problem.levels, level))

@@ -21,7 +21,8 @@ from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, batches
 from coterie.methods.submodels.thinning import counts, densest, size
 from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect
+from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import places
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -60,7 +61,8 @@ def zerofl(
     """γ = step. One round; a client sends the changes of its p + extra largest weights with their indices."""
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Any, n: int) -> ZeroFLState:
+    def init(problem: Problem, n: int) -> ZeroFLState:
+        problem = expect(problem, SubModels)
         return ZeroFLState(problem.start, problem.levels)
 
     def round(fed: Federation, s: ZeroFLState, draw: Draw) -> ZeroFLState:

@@ -6,7 +6,7 @@ Theory is for the averages of all iterates (`output = "average"`); practice take
 guards against the unknown mixture, so it leans towards the clients that are hardest to fit, noise included.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import own_gradient, own_loss
 from coterie.numerics import Draw, project_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Positive
 
 
@@ -45,7 +45,7 @@ def afl(
 ) -> Method:
     """γ_θ and γ_w. One round; d + 1 floats up a client."""
 
-    def init(problem: Any, n: int) -> AFLState:
+    def init(problem: Problem, n: int) -> AFLState:
         theta, w = problem.start, uniform(n, like=problem.start)
         return AFLState(theta, w, theta, w, 0)
 

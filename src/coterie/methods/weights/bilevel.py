@@ -18,7 +18,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs, solve
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
 from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 
@@ -84,7 +84,7 @@ def bilevel(
 ) -> Method:
     """γ = step (θ), system_step (h); η = outer_step; τ = local_steps; T = steps (five passes); q = refresh; b = cap."""
 
-    def init(problem: Any, n: int) -> BilevelState:
+    def init(problem: Problem, n: int) -> BilevelState:
         check_cap(cap, n)
         w = uniform(n, like=problem.start)
         return BilevelState(problem.start, w, torch.zeros_like(w), w.new_zeros(()))

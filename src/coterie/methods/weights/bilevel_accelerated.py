@@ -6,7 +6,7 @@
 The step η(s+1)/4 is what line 13's proximal term 2/(η(s+1))‖w − w_s‖² gives. Returns w_ag. Rounds as in Algorithm 3.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs
 from coterie.methods.weights.bilevel import hypergradient, record
 from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 
@@ -47,7 +47,7 @@ def bilevel_accelerated(
 ) -> Method:
     """Settings as for `bilevel`."""
 
-    def init(problem: Any, n: int) -> AcceleratedState:
+    def init(problem: Problem, n: int) -> AcceleratedState:
         check_cap(cap, n)
         w = uniform(n, like=problem.start)
         return AcceleratedState(problem.start, w, w, 0, torch.zeros_like(w), w.new_zeros(()))

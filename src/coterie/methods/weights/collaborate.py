@@ -29,7 +29,7 @@ from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import draw_batch, goal_rows, local_sgd
 from coterie.numerics import Draw, entropic_step
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, known
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -79,7 +79,7 @@ def collaborate(
     """c = mirror_step. One round with d floats down and 2d up a client; trial: 1 + mirror_steps, d each way in each."""
     walk: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
 
-    def init(problem: Any, n: int) -> CollaborateState:
+    def init(problem: Problem, n: int) -> CollaborateState:
         X = problem.start.repeat(n, 1)
         return CollaborateState(X, _start(start, problem, n).to(X), X.new_zeros(n))
 
@@ -109,9 +109,10 @@ def collaborate(
     return Method("collaborate", init, round, lambda s: View(s.X, s.W), needs=needs)
 
 
-def _start(start: str, problem: Any, n: int) -> Tensor:
+def _start(start: str, problem: Problem, n: int) -> Tensor:
     """The first W; rows sum to 1."""
-    groups = {"uniform": torch.zeros(n), "own": torch.arange(n)}.get(start, problem.groups)
+    starts = {"uniform": torch.zeros(n), "own": torch.arange(n)}
+    groups = starts[start] if start in starts else known(problem.groups, "groups")
     friends = (groups[:, None] == groups).double()
     return friends / friends.sum(1, keepdim=True)
 

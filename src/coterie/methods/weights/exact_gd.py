@@ -7,7 +7,7 @@ Newton steps bring θ to θ*(w), so that g is exact; gradient steps are what the
 with. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate: that is the point of the comparison.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import hessian_rows
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw, project_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 LIMIT = 2000
@@ -49,7 +49,7 @@ def exact_gd(
     K + 2 rounds with gradient steps, 2K + 2 with Newton's; d² floats up a client for a Hessian.
     """
 
-    def init(problem: Any, n: int) -> ExactGDState:
+    def init(problem: Problem, n: int) -> ExactGDState:
         d = len(problem.start)
         if d > LIMIT:
             raise UsageError(

@@ -8,7 +8,7 @@ with `smooth = false` is the baseline of MeritFed's authors: the angle to the ta
 alone. A gradient of 0 stands at a right angle. One gradient a client, not several local steps.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Positive
 
 
@@ -46,7 +46,7 @@ def fedadp(
     def weights(sizes: Tensor, angles: Tensor) -> Tensor:
         return torch.softmax(sizes.to(angles).log() + gompertz(angles, steepness), dim=0)
 
-    def init(problem: Any, n: int) -> FedAdpState:
+    def init(problem: Problem, n: int) -> FedAdpState:
         nothing = torch.zeros(n, dtype=problem.start.dtype, device=problem.start.device)
         return FedAdpState(problem.start, weights(problem.train.counts, nothing), nothing, nothing)
 

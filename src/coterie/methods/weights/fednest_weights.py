@@ -9,7 +9,7 @@ With a partial active set weight moves among the active clients only; the others
 clients of weight 0 for their slope alone: to weighted means they add nothing.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from coterie.methods.nested.works import pace, step_size, within
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.works import goal_gradient, gradient, own_gradient, own_product
 from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 
 
 class FedNestWeights(NamedTuple):
@@ -35,7 +35,7 @@ class FedNestWeights(NamedTuple):
 def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int, cap: float, ask: Ask) -> Method:
     """2T + N + 1 rounds, and one exchange with the target (a round more if that is a client)."""
 
-    def init(problem: Any, n: int) -> FedNestWeights:
+    def init(problem: Problem, n: int) -> FedNestWeights:
         if cap * n < 1.0:
             raise UsageError(
                 f"method.cap = {cap:g} leaves no weights of {n} clients that sum to 1; give ≥ {1 / n:.3g}."

@@ -14,7 +14,7 @@ is enough. `local_steps`: clients walk, and g_k = (x − x_k)/γ, so that φ jud
 direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step x − γGᵀw.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 from torch import Tensor
@@ -25,7 +25,7 @@ from coterie.methods.shared.optimisers import Moments, Rule, Server
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.methods.weights.mirror import Data, Judge, first_order, mirror_descent, second_order
 from coterie.numerics import Draw, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 Whole = Annotated[int, Field(ge=0)]
@@ -72,7 +72,7 @@ def meritfed(
     whole = judge.batch == "all"
     rule = Server(server, server_step or step, momentum, second_momentum)
 
-    def init(problem: Any, n: int) -> MeritFedState:
+    def init(problem: Problem, n: int) -> MeritFedState:
         judge.check(problem)
         return MeritFedState(problem.start, uniform(n, like=problem.start), rule.start(problem.start), 0)
 

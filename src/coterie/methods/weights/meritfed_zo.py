@@ -9,7 +9,7 @@ is not, a large h blurs φ and a tiny one drowns in rounding, above all in float
 E[g̃] = ∇φ up to O(h²), with √n times the size in every coordinate: small exponents and the warm start average it out.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import gradient
 from coterie.methods.weights.mirror import Data, Judge, mirror_descent, zeroth_order
 from coterie.numerics import Draw, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -44,7 +44,7 @@ def meritfed_zo(
     """γ, α and h. One round, and mirror_steps exchanges with the target, of two losses each."""
     judge = Judge(data, mirror_batch, mirror_steps)
 
-    def init(problem: Any, n: int) -> MeritFedZOState:
+    def init(problem: Problem, n: int) -> MeritFedZOState:
         judge.check(problem)
         return MeritFedZOState(problem.start, uniform(n, like=problem.start), 0)
 

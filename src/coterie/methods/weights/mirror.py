@@ -21,6 +21,7 @@ from coterie.federation import RESULT, Batch, Federation, Rows, Shard, Static, W
 from coterie.federation.tree import Tree, row
 from coterie.methods.shared.works import draw_batch, goal_rows
 from coterie.numerics import Draw
+from coterie.problems.base import Problem
 from coterie.settings import BatchSize
 
 Data = Literal["validation", "train", "fresh"]
@@ -38,7 +39,7 @@ class Judge:
     batch: BatchSize
     blocks: int = 1
 
-    def check(self, problem: Any) -> None:
+    def check(self, problem: Problem) -> None:
         """Refuse blocks that the held-out rows cannot fill."""
         if self.data != "fresh" or problem.target is None:
             return

@@ -14,7 +14,7 @@ An inner step without any active client skips the outer step it belongs to. `ask
 where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds a step instead of one.
 """
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
 from coterie.numerics import Draw, project_ball, project_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -74,7 +74,7 @@ def primal_dual(
 ) -> Method:
     """η_θ, η_λ, η_w, Γ, D and K, in this order. K rounds; 2Kd floats up a client, one more with scalar="client"."""
 
-    def init(problem: Any, n: int) -> PrimalDualState:
+    def init(problem: Problem, n: int) -> PrimalDualState:
         theta = problem.start
         return PrimalDualState(theta, torch.zeros_like(theta), uniform(n, like=theta), 0, least_gamma(problem, radius))
 
@@ -111,10 +111,10 @@ def primal_dual(
     return Method("primal-dual", init, round, lambda s: View(s.theta, s.w), needs=needs)
 
 
-def least_gamma(problem: Any, radius: float) -> float | None:
+def least_gamma(problem: Problem, radius: float) -> float | None:
     """Theorem 1 asks for Γ > (D L₂ + L₁)/μ; None where the problem does not know these constants."""
-    known = getattr(getattr(problem, "exact", None), "curvature", None)
-    return None if known is None else (radius * known.hessian_lipschitz + known.smooth) / known.convex
+    curvature = problem.curvature
+    return None if curvature is None else (radius * curvature.hessian_lipschitz + curvature.smooth) / curvature.convex
 
 
 def _warn(fed: Federation, gamma: float, bound: float) -> None:

@@ -15,7 +15,7 @@ Slip: the paper on primal–dual weighting counts 2Kd floats up; forward mode ne
 work says. (Without `carry` the first step needs d only, Z being 0.)
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw, project_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -51,7 +51,7 @@ def rfho(
 ) -> Method:
     """η, η_w and K. 2K rounds; K(N+1)d floats up a client of positive weight, Kd one of weight 0."""
 
-    def init(problem: Any, n: int) -> RFHOState:
+    def init(problem: Problem, n: int) -> RFHOState:
         theta = problem.start
         return RFHOState(theta, uniform(n, like=theta), theta.new_zeros(n, len(theta)))
 

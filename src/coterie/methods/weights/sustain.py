@@ -13,7 +13,7 @@ Traffic: the paper on primal–dual weighting counts (k+1)d floats up, which is 
 """
 
 from itertools import count
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
 from coterie.numerics import Draw, neumann, project_simplex, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -80,7 +80,7 @@ def sustain(
 ) -> Method:
     """β, α, s, the number k of Hessian products, 1 − η_g and 1 − η_f, in this order. k + 2 rounds."""
 
-    def init(problem: Any, n: int) -> SustainState:
+    def init(problem: Problem, n: int) -> SustainState:
         theta, w = problem.start, uniform(n, like=problem.start)
         return SustainState(theta, w, theta, w, torch.zeros_like(theta), torch.zeros_like(w), 0)
 

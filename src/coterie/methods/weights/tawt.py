@@ -6,7 +6,7 @@ g_0 is the target's gradient at x. The cosine stands for the hypergradient of th
 an inverse Hessian. A gradient of 0 has cosine 0. With a partial active set weight moves among the active clients only.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -15,7 +15,7 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw, entropic_step, uniform
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -38,7 +38,7 @@ def tawt(
 ) -> Method:
     """γ and c. One round, and one exchange with the target in every `every`-th round."""
 
-    def init(problem: Any, n: int) -> TAWTState:
+    def init(problem: Problem, n: int) -> TAWTState:
         return TAWTState(problem.start, uniform(n, like=problem.start), 0)
 
     def round(fed: Federation, s: TAWTState, draw: Draw) -> TAWTState:

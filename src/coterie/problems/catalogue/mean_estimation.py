@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from coterie.federation import Batch, Rows, Shard, pack
 from coterie.numerics import Draw
-from coterie.problems.base import Context
+from coterie.problems.base import Context, View
 from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_attackers
 from coterie.problems.models import FlatModel
 from coterie.problems.weighting import Weighting
@@ -103,12 +103,12 @@ class TrueMean:
         spread = self.means.shape[1] / (self.samples * self.sizes)
         return (_least(torch.diag(spread) + self.means @ self.means.T) / self.sizes).repeat_interleave(self.sizes)
 
-    def measure(self, theta: Tensor, weights: Tensor | None) -> dict[str, float]:
+    def measure(self, view: View) -> dict[str, float]:
         """‖x − 0‖, the excess L_0(x) − min L_0, and the shares of the near and the far group."""
-        x = theta.double().cpu()
+        x = view.model.double().cpu()
         measures = {"distance_to_optimum": float(x.norm()), "objective": float(x.square().mean())}
-        if weights is not None and weights.dim() == 1:
-            _, near, far = self._shares(weights.double().cpu()).tolist()
+        if view.weights is not None and view.weights.dim() == 1:
+            _, near, far = self._shares(view.weights.double().cpu()).tolist()
             measures |= {"near_weight": near, "far_weight": far}
         return measures
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from coterie.errors import UsageError
 from coterie.numerics import Draw, project_capped_simplex
-from coterie.problems.base import Context
+from coterie.problems.base import Context, Curvature, View
 from coterie.problems.models import FlatModel
-from coterie.problems.tasks.curvature import Curvature
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count
 
@@ -61,11 +60,11 @@ class ClosedForm:
         w = w.double()
         return (w - project_capped_simplex(w - step * self.hypergradient(w), cap)).norm() / step
 
-    def measure(self, theta: Tensor, weights: Tensor | None) -> dict[str, float]:
+    def measure(self, view: View) -> dict[str, float]:
         """Distance to the target's optimum and, where weights are learned, F and stationarity."""
-        measures = {"distance_to_optimum": float((theta.double().cpu() - self.target_optimum).norm())}
-        if weights is not None and weights.dim() == 1:
-            w = weights.double().cpu()
+        measures = {"distance_to_optimum": float((view.model.double().cpu() - self.target_optimum).norm())}
+        if view.weights is not None and view.weights.dim() == 1:
+            w = view.weights.double().cpu()
             measures |= {"objective": float(self.objective(w)), "stationarity": float(self.stationarity(w))}
         return measures
 
@@ -112,5 +111,6 @@ def quadratic(
         dtype=context.dtype,
         device=context.device,
         exact=form,
+        curvature=form.curvature,
         best_weights=form.weights,
     )

@@ -20,9 +20,8 @@ from torch.func import vmap
 
 from coterie.federation import Batch, Rows, Shard, pack
 from coterie.numerics import Draw, project_simplex
-from coterie.problems.base import Context
+from coterie.problems.base import Context, Curvature, View
 from coterie.problems.models import FlatModel
-from coterie.problems.tasks.curvature import Curvature
 from coterie.problems.weighting import Weighting
 from coterie.settings import Count, NonNegative
 
@@ -173,11 +172,11 @@ class ExactCosine:
         """‖w − Π_Δ(w − 0.001 ∇F(w))‖, as the paper plots it."""
         return (w - project_simplex(w - step * self.hypergradient(w))).norm()
 
-    def measure(self, theta: Tensor, weights: Tensor | None) -> dict[str, float]:
+    def measure(self, view: View) -> dict[str, float]:
         """F(w) and stationarity, where weights are learned."""
-        if weights is None or weights.dim() != 1:
+        if view.weights is None or view.weights.dim() != 1:
             return {}
-        w = weights.double().cpu()
+        w = view.weights.double().cpu()
         return {"objective": float(self.objective(w)), "stationarity": float(self.stationarity(w))}
 
 
@@ -207,7 +206,9 @@ def toy_cosine(
     looks = torch.arange(2 * PAIRS)
     shards = [(torch.full_like(looks, i), looks) for i in range(clients + 1)]
     train, goal = pack(shards[:-1]).to(**place), pack(shards[-1:], who="target").to(**place)
-    return Weighting(task, train, Shard(task, None, goal.client(0)), model.start, exact=ExactCosine(functions))
+    exact = ExactCosine(functions)
+    target = Shard(task, None, goal.client(0))
+    return Weighting(task, train, target, model.start, exact=exact, curvature=exact.curvature)
 
 
 def strongly_convex(n: int, d: int, m: int, draw: Draw) -> Cosines:

@@ -5,7 +5,7 @@ that judge the weights, and rows for the test (`test`). Alone, the target learns
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -38,18 +38,6 @@ class Span(NamedTuple):
     def of(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """These rows, as views."""
         return tuple(column[self.begin : self.begin + self.length] for column in columns)
-
-
-@dataclass(frozen=True)
-class FilesProblem(Weighting):
-    """A weighting problem of somebody's files: who the clients are, what should be known of them, how rows become
-    inputs (kept beside the model), and what learning that has moved."""
-
-    names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    artifacts: dict[str, Any] = field(default_factory=dict)
-    spent: Ledger | None = None
-    released: float | None = None  # the noise multiplier of the clients' statistics, where they are private
 
 
 @dataclass(frozen=True)
@@ -93,7 +81,7 @@ class Ground:
         """So many rows of the target from place start of an order's circle."""
         return Span(self.begins[order] + start % self.target_rows, length)
 
-    def problem(self, own: Span, valid: Span, test: Span | None) -> FilesProblem:
+    def problem(self, own: Span, valid: Span, test: Span | None) -> Weighting:
         """The weighting problem with these of the target's rows for training, for the weights and for the test.
 
         Alone, the target may learn from own and valid, which must lie one after the other.
@@ -123,13 +111,13 @@ class Ground:
             task = replace(task, loss_by_row=_balanced(task.loss_by_row, weights))
         alone = Span(own.begin, own.length + valid.length) if own.length else valid
         mine = Stack(plain.train.columns, torch.tensor([alone.begin]), torch.tensor([alone.length])).client(0)
-        known = {one.name: getattr(plain, one.name) for one in fields(Weighting)}
-        known |= {"task": task, "target": Shard(task, mine, plain.target.valid)}
         stored = {"preprocess.json": {**self.prepared.as_dict(), "model": self.about, "clients": list(names)}}
         who = "clients: " + ", ".join(f"{k} {name}" for k, name in enumerate(names))
         released = None if self.context.statistics is None else self.context.statistics.noise
-        return FilesProblem(
-            **known,
+        return replace(
+            plain,
+            task=task,
+            target=Shard(task, mine, plain.target.valid),
             names=names,
             notes=(who, *self.notes),
             artifacts=stored,
@@ -238,7 +226,7 @@ def files(
     test: Part = 0.2,
     side: Count | None = None,
     cache: str | None = None,
-) -> FilesProblem:
+) -> Weighting:
     """Clients by a pattern of file names, in order of their names; the target's own file; the column to predict.
 
     own and test are shares of the target's rows; the rest judges the weights. model is a network's name or
