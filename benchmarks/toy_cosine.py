@@ -29,7 +29,7 @@ from coterie.errors import NoClients
 from coterie.federation import Call, Federation, LocalEngine, Participation, Static
 from coterie.federation.api import Replies
 from coterie.federation.tree import tree_flatten, tree_unflatten
-from coterie.methods import Method, afl, exact_gd, fednest, primal_dual, rfho, sustain
+from coterie.methods import Method, afl, exact_gd, fednest_weights, primal_dual, rfho, sustain
 from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
 from coterie.problems.catalogue.toy_cosine import Cosines, CosineTask, ExactCosine, toy_cosine
@@ -69,7 +69,7 @@ def entries() -> list[Entry]:
         Entry("rfho, Z carried", lambda k, b: rfho(**steps, local_steps=k, ask="all", batch=b, target_batch=b)),
         Entry(
             "fednest",
-            lambda k, b: fednest(
+            lambda k, b: fednest_weights(
                 step=STEP,
                 outer_step=OUTER_STEP,
                 inner_rounds=k,

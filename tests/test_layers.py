@@ -19,6 +19,7 @@ ORDER = (
     "errors",
     "machine",
     "consent",
+    "glossary",
     "settings",
     "storage",
     "numerics",

@@ -1,13 +1,19 @@
 """Types of settings, shared by problems and methods; their bounds become error texts and help."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
-from typing import Annotated, Any, Literal, get_type_hints
+from functools import cache
+from inspect import cleandoc, signature
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from coterie.errors import UsageError, unknown
+from coterie.glossary import METHOD_SETTINGS, PROBLEM_SETTINGS
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Count = Annotated[int, Field(ge=1)]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
@@ -32,6 +38,7 @@ class StatisticsPrivacy:
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+@cache
 def schema(make: Callable[..., Any]) -> type[BaseModel]:
     """The keyword-only settings of a factory, as a model with their types, bounds and defaults."""
     hints = get_type_hints(make, include_extras=True)
@@ -64,3 +71,99 @@ def explain(error: ValidationError, table: str) -> str:
         text = problem["msg"].removeprefix("Value error, ")
         texts.append(f"{place} = {given!r}: {text[0].lower()}{text[1:]}")
     return "; ".join(dict.fromkeys(texts)) + "."
+
+
+class Setting(NamedTuple):
+    """One setting of a factory: its name, what values it takes, its default, and what it means."""
+
+    name: str
+    values: str
+    default: Any
+    meaning: str
+
+
+@cache
+def describe(make: Callable[..., Any], glossary: str = "method") -> tuple[Setting, ...]:
+    """The settings of a factory with their meanings: those of its docstring's Args, else those of the glossary.
+
+    Args:
+        make: a factory with keyword-only settings.
+        glossary: "method" or "problem".
+    """
+    own = _args(make.__doc__ or "")
+    shared = METHOD_SETTINGS if glossary == "method" else PROBLEM_SETTINGS
+    hints = get_type_hints(make, include_extras=True)
+    return tuple(
+        Setting(name, _values(hints[name]), parameter.default, own.get(name) or shared.get(name, ""))
+        for name, parameter in signature(make).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    )
+
+
+def documented(make: F, glossary: str = "method") -> F:
+    """The same factory with a complete `Args:` section and a signature that reads well in `help()`."""
+    settings = describe(make, glossary)
+    text = cleandoc(make.__doc__ or "")
+    before, _, rest = text.partition("\n\nArgs:\n")
+    after = rest.partition("\n\n")[2]
+    lines = [f"    {s.name}: {s.meaning} ({s.values})." for s in settings]
+    args = "\n\nArgs:\n" + "\n".join(lines) if lines else ""
+    words = {s.name: s.values for s in settings}
+    given = signature(make).parameters.values()
+    parameters = [p.replace(annotation=_Words(words[p.name])) if p.name in words else p for p in given]
+    make.__doc__ = before + args + (f"\n\n{after}" if after else "")
+    make.__signature__ = signature(make).replace(parameters=parameters)  # type: ignore[attr-defined]
+    return make
+
+
+class _Words(str):
+    """An annotation in words; `help()` prints it without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _args(doc: str) -> dict[str, str]:
+    """The lines below `Args:`, by name; a line that is indented more goes on with the one before."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in cleandoc(doc).partition("\nArgs:\n")[2].split("\n"):
+        if not line.strip():
+            break
+        if match := re.match(r" {4}(\w+): (.*)", line):
+            name = match[1]
+            found[name] = match[2]
+        elif name:
+            found[name] += " " + line.strip()
+    return {key: text.rstrip(".") for key, text in found.items()}
+
+
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "of length ≥"}
+KINDS: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    type(None): "not set",
+}
+
+
+def _values(hint: Any) -> str:
+    """A type in words: "number > 0", "'md' or 'smd'"."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = [
+            f"{BOUNDS[name]} {limit:g}"
+            for extra in parts[1:]
+            for rule in getattr(extra, "metadata", ())
+            for name in BOUNDS
+            if (limit := getattr(rule, name, None)) is not None
+        ]
+        return f"{_values(parts[0])} {' and '.join(bounds)}".strip()
+    if origin is Literal:
+        return " or ".join(repr(value) for value in parts)
+    if origin in (Union, UnionType):
+        return " or ".join(_values(part) for part in parts)
+    if origin is list:
+        return f"list of {_values(parts[0])}s"
+    return KINDS.get(hint, getattr(hint, "__name__", str(hint)))

@@ -13,7 +13,16 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.build import federate
 from coterie.experiment.config import FederationTable
 from coterie.federation import Batch, Federation
-from coterie.methods import Method, fedavg_s, fednest, fednest_sgd, lfednest, lfednest_nonalt, lfednest_svrg
+from coterie.methods import (
+    Method,
+    fedavg_s,
+    fednest,
+    fednest_sgd,
+    fednest_weights,
+    lfednest,
+    lfednest_nonalt,
+    lfednest_svrg,
+)
 from coterie.methods.nested.phases import Inverse, NestedState, fedihgp, global_hypergradient, solve
 from coterie.numerics import Draw, project_capped_simplex
 from coterie.problems import Context
@@ -357,7 +366,7 @@ def test_compositional_and_single_level_problems_are_solved() -> None:
 
 def test_the_weights_move_along_the_exact_hypergradient() -> None:
     problem = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12, curvature=3.0)
-    method = fednest(outer_step=0.05, step=0.5, inner_rounds=60, local_steps=3, terms=4, series="cg", **FULL)
+    method = fednest_weights(outer_step=0.05, step=0.5, inner_rounds=60, local_steps=3, terms=4, series="cg", **FULL)
     state = rounds(method, problem, 1)[-1]
     w = torch.full((5,), 0.2, dtype=torch.float64)
     torch.testing.assert_close(state.theta, problem.exact.theta(w), rtol=1e-8, atol=1e-8)
@@ -367,7 +376,7 @@ def test_the_weights_move_along_the_exact_hypergradient() -> None:
 
 def test_the_weights_reach_the_optimum_and_cost_what_is_said() -> None:
     problem = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12)
-    method = fednest(outer_step=0.1, step=1.0, inner_rounds=2, terms=3, lipschitz=1.0, **FULL)
+    method = fednest_weights(outer_step=0.1, step=1.0, inner_rounds=2, terms=3, lipschitz=1.0, **FULL)
     fed = federation(problem)
     states = rounds(method, problem, 60, fed)
     values = [float(problem.exact.objective(s.w)) for s in states]
@@ -380,7 +389,7 @@ def test_the_weights_reach_the_optimum_and_cost_what_is_said() -> None:
 
 def test_caps_and_partial_participation_keep_the_weights_feasible() -> None:
     problem = quadratic(WIDE, clients=6, friends=2, dimension=4, rows=12)
-    method = fednest(outer_step=0.5, step=1.0, terms=3, lipschitz=1.0, cap=0.3, **FULL)
+    method = fednest_weights(outer_step=0.5, step=1.0, terms=3, lipschitz=1.0, cap=0.3, **FULL)
     for state in rounds(method, problem, 15, federation(problem, count=3)):
         assert float(state.w.sum()) == pytest.approx(1.0, abs=1e-12)
         assert float(state.w.min()) >= 0.0
@@ -399,7 +408,7 @@ def test_clients_of_weight_0_need_not_be_asked() -> None:
     w = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64)
     states, floats = {}, {}
     for ask in ("all", "weighted"):
-        method = fednest(outer_step=0.1, step=1.0, local_steps=3, terms=3, lipschitz=1.0, ask=ask, **FULL)
+        method = fednest_weights(outer_step=0.1, step=1.0, local_steps=3, terms=3, lipschitz=1.0, ask=ask, **FULL)
         fed, draw = federation(problem), Draw.of(1).round(0)
         states[ask] = method.round(fed.begin(1, draw), method.init(problem, 5)._replace(w=w), draw)
         floats[ask] = fed.ledger.total.floats_up
@@ -460,10 +469,11 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         lfednest(series="cg")
     weights = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12)
     with pytest.raises(UsageError, match="leaves no weights of 5 clients"):
-        fednest(cap=0.1).init(weights, 5)
+        fednest_weights(cap=0.1).init(weights, 5)
     with pytest.raises(UsageError, match="lists 3 numbers for 5 clients"):
-        fednest(local_steps=[1, 2, 3]).init(weights, 5)
+        fednest_weights(local_steps=[1, 2, 3]).init(weights, 5)
     assert not fedavg_s().fits(problem.offers)
     assert fednest().fits(problem.offers)
-    assert fednest().fits(weights.offers)
+    assert fednest_weights().fits(weights.offers)
+    assert not fednest().fits(weights.offers)
     assert not lfednest().fits(weights.offers)

@@ -75,7 +75,7 @@ def test_nodes_give_the_local_result(case: Case) -> None:
         assert one["communication"] == two["communication"]
 
 
-@pytest.mark.parametrize("method", ["meritfed", "bilevel", "fednest", "top-k"])
+@pytest.mark.parametrize("method", ["meritfed", "bilevel", "fednest-weights", "top-k"])
 def test_nodes_agree_with_the_vectorised_engine(method: str) -> None:
     """For some; that the two local modes agree for all is shown elsewhere."""
     config = config_of(next(c for c in EVERY if c.method == method), mode="vmap")

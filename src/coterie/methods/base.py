@@ -9,7 +9,7 @@ from typing import Any
 from coterie.federation import Federation
 from coterie.numerics import Draw
 from coterie.problems.base import View
-from coterie.settings import checked
+from coterie.settings import checked, documented
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Method:
 def validated(make: Callable[..., Method]) -> Callable[..., Method]:
     """A factory whose settings are checked against its signature: unknown names, types and bounds are explained."""
 
-    @wraps(make)
+    @wraps(documented(make))
     def checked_make(**settings: Any) -> Method:
         complete = checked(make, make.__name__, settings)
         return replace(make(**complete), settings=MappingProxyType(complete))

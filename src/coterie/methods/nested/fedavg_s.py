@@ -5,8 +5,7 @@ Every client walks τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) 
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.nested.fednest import LocalSteps
-from coterie.methods.nested.phases import NestedState, start, view
+from coterie.methods.nested.phases import LocalSteps, NestedState, start, view
 from coterie.methods.nested.works import pace, simultaneous_steps
 from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem

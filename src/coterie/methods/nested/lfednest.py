@@ -12,10 +12,10 @@ from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.nested.fednest import LocalSteps
 from coterie.methods.nested.phases import (
     Inverse,
     LocalSeries,
+    LocalSteps,
     NestedState,
     Outer,
     Walk,

@@ -42,7 +42,9 @@ from coterie.numerics import Draw, conjugate_gradients
 from coterie.numerics.linear import Matvec
 from coterie.problems.base import View
 from coterie.problems.nested import NestedProblem
+from coterie.settings import Count
 
+LocalSteps = Count | list[Count]
 Series = Literal["deterministic", "random", "cg"]
 LocalSeries = Literal["deterministic", "random"]
 GROWTH = 2.0  # a series may grow a little where the inner loss is not quite convex

@@ -16,13 +16,14 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Federation, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
-from coterie.methods.base import Method
-from coterie.methods.nested.phases import Inverse, Walk, product_draws, solve
+from coterie.methods.base import Method, validated
+from coterie.methods.nested.phases import Inverse, LocalSteps, Series, Walk, product_draws, solve
 from coterie.methods.nested.works import pace, step_size, within
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.works import goal_gradient, gradient, own_gradient, own_product
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems.base import Problem, View
+from coterie.settings import BatchSize, Count, NonNegative, Positive, Probability
 
 
 class FedNestWeights(NamedTuple):
@@ -32,8 +33,26 @@ class FedNestWeights(NamedTuple):
     w: Tensor
 
 
-def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int, cap: float, ask: Ask) -> Method:
-    """2T + N + 1 rounds, and one exchange with the target (a round more if that is a client)."""
+@validated
+def fednest_weights(
+    *,
+    step: Positive = 0.5,
+    outer_step: NonNegative = 0.1,
+    inner_rounds: Count = 1,
+    local_steps: LocalSteps = 5,
+    terms: Count = 5,
+    lipschitz: Positive = 10.0,
+    series: Series = "deterministic",
+    batch: BatchSize = 64,
+    anchor: BatchSize = "all",
+    cap: Probability = 1.0,
+    ask: Ask = "all",
+) -> Method:
+    """FedNest for client weights: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz.
+
+    2T + N + 1 rounds, and one exchange with the target, which is one more round if the target is a client.
+    """
+    walk, inverse = Walk(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 
     def init(problem: Problem, n: int) -> FedNestWeights:
         if cap * n < 1.0:
@@ -48,7 +67,7 @@ def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int
         theta, some = s.theta, asked(fed, s.w, ask)
         for t in range(inner_rounds):
             theta = _weighted_fedinn(some, theta, s.w, walk, inverse.batch, draw.phase("inner").step(t))
-        if step == 0.0:
+        if outer_step == 0.0:
             return FedNestWeights(theta, s.w)
         return FedNestWeights(theta, _weights_step(fed, theta, s.w, draw.phase("outer")))
 
@@ -62,11 +81,11 @@ def fednest_weights(walk: Walk, inverse: Inverse, step: float, inner_rounds: int
         p = solve(product, b, inverse, draw)
         slopes, ids = fed.gather(slope, (theta, p), draw=draw.phase("slope"), batch=inverse.batch)
         active = w[ids].sum()
-        moved = (w[ids] - step * slopes) / active
+        moved = (w[ids] - outer_step * slopes) / active
         return w.index_copy(0, ids, active * project_capped_simplex(moved, max(cap / float(active), 1.0 / len(ids))))
 
     needs = frozenset({"gradient", "hvp", "target"})
-    return Method("fednest", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("fednest-weights", init, round, lambda s: View(s.theta, s.w), needs=needs)
 
 
 def _weighted_fedinn(fed: Federation, theta: Tensor, w: Tensor, walk: Walk, anchor: int | str, draw: Draw) -> Tensor:

@@ -1,35 +1,39 @@
 """All problems, in one tuple. Command line, configuration and docs follow from it."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any
 
 from coterie.errors import unknown
-from coterie.problems.catalogue.friends import friends
-from coterie.problems.catalogue.groups import groups
-from coterie.problems.catalogue.hyper_representation import hyper_representation
-from coterie.problems.catalogue.loss_tuning import loss_tuning
-from coterie.problems.catalogue.mean_estimation import mean_estimation
-from coterie.problems.catalogue.meta_learning import meta_learning
-from coterie.problems.catalogue.minimax_quadratic import minimax_quadratic
-from coterie.problems.catalogue.mixture import mixture
-from coterie.problems.catalogue.nested_quadratic import nested_quadratic
-from coterie.problems.catalogue.noisy_clients import noisy_clients
-from coterie.problems.catalogue.quadratic import quadratic
-from coterie.problems.catalogue.sketch import sketch
-from coterie.problems.catalogue.submodels import submodels
-from coterie.problems.catalogue.toy_cosine import toy_cosine
-from coterie.problems.files import files
+from coterie.problems.base import Problem
+from coterie.settings import documented
 
 
-class ProblemEntry(NamedTuple):
-    """A problem: its name, how it is made, what it is, what a run compares with, and method settings that suit it."""
+@dataclass(frozen=True)
+class ProblemEntry:
+    """A problem in the registry.
+
+    Args:
+        name: its name; the factory has the same one with underscores.
+        home: the module below `coterie.problems` that defines the factory. It is imported when the problem is used.
+        summary: what it is, in one line.
+        baselines: methods that a run compares with.
+        tuned: settings of methods that suit it, by method.
+    """
 
     name: str
-    make: Callable[..., Any]
+    home: str
     summary: str
     baselines: tuple[str, ...] = ()
-    tuned: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def make(self) -> Callable[..., Problem]:
+        """The factory: it takes a context, and the settings by name."""
+        found = getattr(import_module(f"coterie.problems.{self.home}"), self.name.replace("-", "_"))
+        return documented(found, "problem")
 
 
 NESTED = ("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt")
@@ -59,99 +63,110 @@ FILES = {
 PROBLEMS: tuple[ProblemEntry, ...] = (
     ProblemEntry(
         "friends",
-        friends,
+        "catalogue.friends",
         "digits at 15 clients; 5 are the target's friends, 10 have permuted labels",
         ("local-train", "fedavg"),
         {
             "meritfed": {"step": 1.0, "mirror_step": 0.01},
-            "fednest": {"step": 1.0, "batch": 20, "series": "cg"},
+            "fednest-weights": {"step": 1.0, "batch": 20, "series": "cg"},
         },
     ),
     ProblemEntry(
         "files",
-        files,
+        "files",
         "somebody's own tables or pictures, one file a client, and a target's file",
         ("local-train", "fedavg"),
         FILES,
     ),
-    ProblemEntry("groups", groups, "a minority and a majority with their own classes, labels or turned images"),
+    ProblemEntry(
+        "groups", "catalogue.groups", "a minority and a majority with their own classes, labels or turned images"
+    ),
     ProblemEntry(
         "mean-estimation",
-        mean_estimation,
+        "catalogue.mean_estimation",
         "the mean of N(0, I) with friends, near and far clients; the optimum is known",
         ("sgd-full", "sgd-ideal"),
         MEAN_ESTIMATION,
     ),
     ProblemEntry(
         "mixture",
-        mixture,
+        "catalogue.mixture",
         "the target knows some classes, friends mix them with others, strangers have none of them",
         ("local-train", "sgd-full"),
         MIXTURE,
     ),
-    ProblemEntry("sketch", sketch, "a network learnt over a thin line: images at 10 clients, i.i.d. or by classes"),
-    ProblemEntry("quadratic", quadratic, "linear regression with known θ*(w), F(w), ∇F(w) and w*"),
+    ProblemEntry(
+        "sketch", "catalogue.sketch", "a network learnt over a thin line: images at 10 clients, i.i.d. or by classes"
+    ),
+    ProblemEntry("quadratic", "catalogue.quadratic", "linear regression with known θ*(w), F(w), ∇F(w) and w*"),
     ProblemEntry(
         "toy-cosine",
-        toy_cosine,
+        "catalogue.toy_cosine",
         "quadratics with a cosine; F(w) and ∇F(w) known, noise by choice",
         tuned={
             "primal-dual": {"step": 0.03, "dual_step": 0.03, "batch": 1, "target_batch": 1},
             "sustain": {"step": 0.03, "series_step": 0.03, "batch": 1, "target_batch": 1},
             "rfho": {"step": 0.03, "batch": 1, "target_batch": 1},
             "exact-gd": {"step": 0.03, "batch": 1, "target_batch": 1},
-            "fednest": {"step": 0.03, "outer_step": 0.005, "lipschitz": 33.0, "batch": 1, "anchor": 1},
+            "fednest-weights": {"step": 0.03, "outer_step": 0.005, "lipschitz": 33.0, "batch": 1, "anchor": 1},
             "afl": {"step": 0.03, "batch": 1},
             "fixed-weights": {"step": 0.03, "batch": 1},
         },
     ),
     ProblemEntry(
         "noisy-clients",
-        noisy_clients,
+        "catalogue.noisy_clients",
         "three clean clients that split the classes, seven with random labels",
         ("fixed-weights",),
         {
             "primal-dual": {"step": 0.1, "dual_step": 0.1, "outer_step": 0.01, "target_batch": 64},
             "sustain": {"step": 0.2, "series_step": 0.2, "outer_step": 0.05, "target_batch": 64},
             "rfho": {"step": 0.2, "outer_step": 0.005, "target_batch": 64},
-            "fednest": {"step": 0.2, "outer_step": 0.05, "local_steps": 1, "terms": 1, "lipschitz": 5.0, "anchor": 64},
+            "fednest-weights": {
+                "step": 0.2,
+                "outer_step": 0.05,
+                "local_steps": 1,
+                "terms": 1,
+                "lipschitz": 5.0,
+                "anchor": 64,
+            },
             "afl": {"step": 0.2, "outer_step": 0.01},
             "fixed-weights": {"step": 0.2},
         },
     ),
     ProblemEntry(
         "nested-quadratic",
-        nested_quadratic,
+        "catalogue.nested_quadratic",
         "bilevel, with known y*(x), f(x), ∇f(x) and x*",
         tuned=dict.fromkeys(NESTED, BILEVEL),
     ),
     ProblemEntry(
         "minimax-quadratic",
-        minimax_quadratic,
+        "catalogue.minimax_quadratic",
         "minimax, with a known saddle point",
         tuned={**dict.fromkeys(NESTED, ALTERNATING), "fedavg-s": MINIMAX},
     ),
     ProblemEntry(
         "hyper-representation",
-        hyper_representation,
+        "catalogue.hyper_representation",
         "bilevel: the backbone outside, the head inside",
         tuned={**dict.fromkeys(NESTED, IMAGES), **LIGHT},
     ),
     ProblemEntry(
         "loss-tuning",
-        loss_tuning,
+        "catalogue.loss_tuning",
         "bilevel: a loss tuned for long-tailed classes, a network inside",
         tuned=dict.fromkeys(NESTED, TUNING),
     ),
     ProblemEntry(
         "meta-learning",
-        meta_learning,
+        "catalogue.meta_learning",
         "compositional: a start that is good after one gradient step",
         tuned=dict.fromkeys(NESTED, META),
     ),
     ProblemEntry(
         "submodels",
-        submodels,
+        "catalogue.submodels",
         "a network of which most clients can afford a share only; few classes a client",
     ),
 )
