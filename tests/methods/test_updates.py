@@ -24,7 +24,7 @@ from coterie.numerics import Draw
 NO_MOVE = {"ds-fl/learn-and-predict"}  # sends class probabilities: an opinion, which is not 0 where nothing moved
 SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel"}  # which noise cannot hide
 
-MODELS = ("x", "y", "theta", "X")  # fields of states
+MODELS = ("x", "y", "theta", "X", "v")  # fields of states; v is the personal model of ditto, which is drawn towards x
 
 ORACLES = {
     **dict.fromkeys(("gradient", "full_gradient"), 0),
