@@ -40,8 +40,11 @@ class Driven(NamedTuple):
     frames: Counter[str]
 
 
-def drive(method: str, rounds: int, seed: int, copies: int = 20) -> Driven:
-    """Run a method with a hostile majority. Each hostile node answers every order with so many frames."""
+def drive(method: str, rounds: int, seed: int, copies: int = 20, *, keys: bool = True) -> Driven:
+    """Run a method with a hostile majority. Each hostile node answers every order with so many frames.
+
+    With `keys` the transport knows which client a node is; without, a hostile node may claim to be an honest one first.
+    """
     made: list[Hostile] = []
 
     def network(config: Config, problem: Any) -> Hostile:
@@ -57,7 +60,7 @@ def drive(method: str, rounds: int, seed: int, copies: int = 20) -> Driven:
             )
             for k in range(CLIENTS)
         }
-        made.append(Hostile(here, random.Random(f"{method} {seed}"), copies))
+        made.append(Hostile(here, random.Random(f"{method} {seed}"), copies, keys))
         return made[0]
 
     federation = {"mode": "sequential", "patience": 0.01, "timeout": 1e-6, "norm": 1e6, **SCENES[method]}
@@ -77,10 +80,14 @@ def drive(method: str, rounds: int, seed: int, copies: int = 20) -> Driven:
 class Hostile(InProcess):
     """Nodes in this process; what the hostile ones reply is changed on the way."""
 
-    def __init__(self, nodes: Mapping[Address, Node], dice: random.Random, copies: int) -> None:
+    def __init__(self, nodes: Mapping[Address, Node], dice: random.Random, copies: int, keys: bool) -> None:
         super().__init__(nodes)
-        self.dice, self.copies, self.frames = dice, copies, Counter[str]()
+        self.dice, self.copies, self.keys, self.frames = dice, copies, keys, Counter[str]()
         self.seen: list[bytes] = [encode(Reply(0, None))]
+
+    def nodes(self) -> Mapping[Address, int | None]:
+        """Everybody, by its key or without one."""
+        return {k: self.here[k].clients[0] if self.keys else None for k in self.here}
 
     def exchange(
         self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float

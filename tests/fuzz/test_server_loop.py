@@ -10,27 +10,33 @@ from hostile import HONEST, SCENES, Driven, drive
 KINDS = {"rejected", "refused", "client error", "lost", "timeout", "memory lost", "rejoined", "skipped", "warning"}
 
 
-def check(driven: Driven, scene: Collection[str]) -> None:
-    """The run ended as documented, every event is of a known kind and short, and no honest client is missing."""
+def check(driven: Driven, scene: Collection[str], *, keys: bool = True) -> None:
+    """The run ended as documented, every event is of a known kind and short, and no honest client is missing.
+
+    Without keys a hostile node may take the place of an honest client, and any documented outcome is right.
+    """
     summary = driven.result.summary
     # a target is believed: what it says in form decides, also that it is not finite
-    assert summary["outcome"] in (("finished", "diverged") if "target" in scene else ("finished",)), summary
+    outcomes = {"finished"} if keys and "target" not in scene else {"finished", "diverged"}
+    assert summary["outcome"] in outcomes | (set() if keys else {"failed"}), summary
     for event in driven.result.events:
         assert event["event"] in KINDS
         assert len(event["reason"]) <= 400
         assert event["reason"].isprintable()
-        # a hostile node may claim to be an honest client, and is refused; nothing else names one, unless a hostile
-        # target has led the model to where an honest result is not finite
-        led_astray = "target" in scene and event["reason"] == "not finite"
-        assert event.get("client") not in HONEST or event["event"] == "refused" or led_astray
-    skipped = [event for event in driven.result.events if event["event"] == "skipped"]
-    assert all("the target, client 2" in event["reason"] for event in skipped)
+        if keys and event.get("client") in HONEST:
+            # the only event that may name one: a hostile target has led the model to where it is not finite
+            assert "target" in scene
+            assert event["reason"] == "not finite"
+    if keys:
+        skipped = [event for event in driven.result.events if event["event"] == "skipped"]
+        assert all("the target, client 2" in event["reason"] for event in skipped)
 
 
+@pytest.mark.parametrize("keys", [True, False], ids=["keys", "no keys"])
 @pytest.mark.parametrize("method", SCENES)
-def test_the_loop_survives_hostile_frames(method: str) -> None:
-    driven = drive(method, rounds=4, seed=1)
-    check(driven, SCENES[method])
+def test_the_loop_survives_hostile_frames(method: str, keys: bool) -> None:
+    driven = drive(method, rounds=4, seed=1, keys=keys)
+    check(driven, SCENES[method], keys=keys)
     assert sum(driven.frames.values()) > 300
 
 
@@ -39,8 +45,9 @@ def test_the_loop_survives_a_hundred_thousand_hostile_frames() -> None:
     frames, outcomes = 0, Counter[str]()
     for seed in range(1000):
         for method in SCENES:
-            driven = drive(method, rounds=25, seed=seed)
-            check(driven, SCENES[method])
+            keys = seed % 2 == 0
+            driven = drive(method, rounds=25, seed=seed, keys=keys)
+            check(driven, SCENES[method], keys=keys)
             frames += sum(driven.frames.values())
             outcomes[driven.result.summary["outcome"]] += 1
         if frames >= 100_000:
