@@ -1,7 +1,7 @@
 """The names of works: one table and one resolver, for ledgers, orders to nodes, settings and checkpoints.
 
-A built-in work is called family/verb-noun, whatever file it is in: `FAMILIES` says which module defines a family, so
-that a node imports that module only, and only if it is admitted. A work of your own has such a name too, or it is
+A built-in work is called family/verb-noun, whatever file it is in: the registry of methods and `FAMILIES` say which module
+defines a family, so that a node imports that module only, and only if it is admitted. A work of your own has such a name too, or it is
 called module:function. No name leads to the import of a module that is neither coterie's own nor admitted.
 """
 
@@ -12,36 +12,17 @@ from typing import Any
 
 FAMILIES = {
     "shared": "coterie.methods.shared.works",
-    "afl": "coterie.methods.weights.afl",
-    "bilevel": "coterie.methods.weights.bilevel",
-    "collaborate": "coterie.methods.weights.collaborate",
-    "count-sketch": "coterie.methods.compressed.count_sketch",
-    "ditto": "coterie.methods.baselines.ditto",
-    "ds-fl": "coterie.methods.submodels.ds_fl",
-    "feddst": "coterie.methods.submodels.feddst",
-    "fednest": "coterie.methods.nested.works",
-    "fednest-weights": "coterie.methods.weights.fednest_weights",
-    "fedsep": "coterie.methods.compressed.fedsep",
-    "fedsep-redraw": "coterie.methods.compressed.fedsep_redraw",
-    "fedsep-submodel": "coterie.methods.submodels.fedsep_submodel",
-    "flash": "coterie.methods.submodels.flash",
     "hessian": "coterie.methods.shared.hessian",
-    "local-svrg": "coterie.methods.baselines.local_svrg",
-    "local-train": "coterie.methods.baselines.local_train",
     "mirror": "coterie.methods.weights.mirror",
-    "pfedme": "coterie.methods.baselines.pfedme",
-    "primal-dual": "coterie.methods.weights.primal_dual",
+    "fednest": "coterie.methods.nested.works",
     "submodels": "coterie.methods.submodels.carving",
-    "sustain": "coterie.methods.weights.sustain",
-    "top-k": "coterie.methods.compressed.top_k",
     "two-layer": "coterie.methods.compressed.two_layer",
-    "zerofl": "coterie.methods.submodels.zerofl",
     "advise": "coterie.advise.screening",
     "contributions": "coterie.advise.contributions",
     "files": "coterie.problems.files.prepare",
     "measures": "coterie.problems.tasks.personal",
 }
-"""Which module defines the works of a family."""
+"""Which module defines the works of a family that is not called after a method; those of a method are in its file."""
 
 FORMER = {
     "coterie.experiment.contributions:set_gradients": "contributions/set-gradients",
@@ -129,12 +110,20 @@ def register(name: str, function: Callable[..., Any]) -> None:
         if not STABLE.fullmatch(name):
             raise TypeError(f"{name!r} is no name of a work; write family/verb-noun, in lowercase with hyphens")
         family = name.partition("/")[0]
-        if FAMILIES.get(family, module) != module:
-            raise TypeError(f"{name}: the family {family!r} belongs to {FAMILIES[family]}; choose another one")
+        if (home := home_of(family)) not in (None, module):
+            raise TypeError(f"{name}: the family {family!r} belongs to {home}; choose another one")
     known = _TABLE.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (module, function.__qualname__):
         raise TypeError(f"{module} calls a work {name}, and so does {known.__module__}; rename one of them")
     _TABLE[name] = function
+
+
+def home_of(family: str) -> str | None:
+    """The module of coterie that defines the works of a family; None where it is somebody else's."""
+    if family in FAMILIES:
+        return FAMILIES[family]
+    registered = import_module("coterie.methods.registry").METHODS
+    return next((f"coterie.methods.{entry.home}" for entry in registered if entry.name == family), None)
 
 
 def current(name: str) -> str:
@@ -154,8 +143,8 @@ def find(name: str, modules: Collection[str] | None = None) -> Any:
     family, slash, _ = name.partition("/")
     module, colon, attribute = name.partition(":")
     if slash and STABLE.fullmatch(name):
-        if family in FAMILIES:
-            _load(FAMILIES[family], modules)
+        if (home := home_of(family)) is not None:
+            _load(home, modules)
         elif name not in _TABLE:  # one of the operator's own modules may define it
             for own in modules or ():
                 if not own.endswith(".*"):
@@ -183,5 +172,10 @@ def _load(module: str, modules: Collection[str] | None) -> None:
 
 
 def _check(module: str, modules: Collection[str]) -> None:
-    if module not in modules and f"{module.rpartition('.')[0]}.*" not in modules:
+    if not admits(modules, module):
         raise UnknownWork(f"{module} is not among the modules that are admitted here")
+
+
+def admits(modules: Collection[str], module: str) -> bool:
+    """Whether a module is among those listed; "package.*" stands for all modules below a package."""
+    return module in modules or any(entry.endswith(".*") and module.startswith(entry[:-1]) for entry in modules)

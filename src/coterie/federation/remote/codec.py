@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.federation.naming import DOTTED, UnknownWork, find
+from coterie.federation.naming import DOTTED, UnknownWork, admits, find
 from coterie.federation.tree import Tree
 from coterie.federation.work import Each, Work
 
@@ -57,7 +57,7 @@ class Limits(NamedTuple):
 class Names:
     """What may be named in a message: works and named tuples of listed modules. No other module is ever imported.
 
-    A name that ends in ".*" stands for all modules of a package. Works are found by `naming.find`, also those that the
+    A name that ends in ".*" stands for all modules below a package. Works are found by `naming.find`, also those that the
     settings of another work name.
     """
 
@@ -81,10 +81,9 @@ class Names:
     def record(self, name: str) -> type[Any]:
         """The class of named tuples of that name."""
         module, sign, attribute = name.partition(":")
-        package = module.rpartition(".")[0]
         if not sign or not DOTTED.fullmatch(module) or not DOTTED.fullmatch(attribute):
             raise CodecError(f"{name[:80]!r} is not of the form module:name")
-        if module not in self.records and f"{package}.*" not in self.records:
+        if not admits(self.records, module):
             raise CodecError(f"{module} is not among the modules that are admitted here")
         try:
             found = vars(import_module(module))[attribute]
