@@ -1,12 +1,14 @@
 """The names of works: one table and one resolver, for ledgers, orders to nodes, settings and checkpoints.
 
-A built-in work is called family/verb-noun, whatever file it is in: the registry of methods and `FAMILIES` say which module
-defines a family, so that a node imports that module only, and only if it is admitted. A work of your own has such a name too, or it is
-called module:function. No name leads to the import of a module that is neither coterie's own nor admitted.
+A built-in work is called family/verb-noun, whatever file it is in: the registry of methods and `FAMILIES` say which
+module defines a family, so that a node imports that module only, and only if it is admitted. A work of your own has
+such a name too, or it is called module:function. No name leads to the import of a module that is neither coterie's own
+nor admitted.
 """
 
 import re
 from collections.abc import Callable, Collection
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +22,7 @@ FAMILIES = {
     "advise": "coterie.advise.screening",
     "contributions": "coterie.advise.contributions",
     "files": "coterie.problems.files.prepare",
+    "private-files": "coterie.problems.files.private",
     "measures": "coterie.problems.tasks.personal",
 }
 """Which module defines the works of a family that is not called after a method; those of a method are in its file."""
@@ -122,8 +125,15 @@ def home_of(family: str) -> str | None:
     """The module of coterie that defines the works of a family; None where it is somebody else's."""
     if family in FAMILIES:
         return FAMILIES[family]
-    registered = import_module("coterie.methods.registry").METHODS
-    return next((f"coterie.methods.{entry.home}" for entry in registered if entry.name == family), None)
+    return _families_of_methods().get(family)
+
+
+@cache
+def _families_of_methods() -> dict[str, str]:
+    """By method, its module; looked up when it is needed, because methods come after the federation."""
+    from coterie.methods.registry import METHODS
+
+    return {entry.name: f"coterie.methods.{entry.home}" for entry in METHODS}
 
 
 def current(name: str) -> str:

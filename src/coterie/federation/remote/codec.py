@@ -57,8 +57,8 @@ class Limits(NamedTuple):
 class Names:
     """What may be named in a message: works and named tuples of listed modules. No other module is ever imported.
 
-    A name that ends in ".*" stands for all modules below a package. Works are found by `naming.find`, also those that the
-    settings of another work name.
+    A name that ends in ".*" stands for all modules below a package. Works are found by `naming.find`, also those that
+    the settings of another work name.
     """
 
     works: frozenset[str] = frozenset({"coterie.methods.*"})

@@ -33,7 +33,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Ledger, Shard, Static, work
+from coterie.federation import RESULT, Ledger, Shard, Static, work
 from coterie.federation.stages.privacy import Mechanism, Private
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
@@ -85,7 +85,7 @@ class Layout:
         return float(self.spread(noise, clients) * norm.isf(CHANCE / max(1, tested)))
 
 
-@work
+@work("private-files/column-means", update=RESULT)
 def column_means(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """The mean of a holder's row vectors: missing, u and u² − ½ by numeric column, words, missing words by column."""
     assert shard.train is not None
