@@ -268,16 +268,14 @@ def test_promises_have_as_many_cases_as_their_pages_say(request: pytest.FixtureR
     if request.config.option.keyword or any("::" in argument for argument in request.config.args):
         pytest.skip("a part of a file was chosen")
     collected = Counter(item.nodeid.partition("[")[0] for item in request.session.items)
-    stated = {
-        name: int(cases.split()[0])
+    stated = [
+        (row.page, name, int(cases.split()[0]))
         for page in PROMISES
         for row in promises(page)
         for name, cases in zip(row.tests, row.cases, strict=True)
-        if not cases.startswith("all")
-    }
-    assert {name: collected[name] for name in stated if name in collected} == {
-        name: cases for name, cases in stated.items() if name in collected
-    }
+        if not cases.startswith("all") and name in collected
+    ]
+    assert stated == [(page, name, collected[name]) for page, name, _ in stated]
 
 
 # paths and modules
