@@ -25,7 +25,7 @@ from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_u
 from coterie.federation.tree import size as size_of
 from coterie.federation.work import Each, Memory, held, info_of
 from coterie.numerics import Draw
-from coterie.numerics.memo import Seen
+from coterie.numerics.memo import TensorVersion
 
 Mode = Literal["vmap", "sequential"]
 LONG = 1.0  # seconds
@@ -149,7 +149,7 @@ class _Copies:
     the last copies are kept."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Seen, Seen]] = []  # a value and its copies
+        self._kept: list[tuple[TensorVersion, TensorVersion]] = []  # a value and its copies
 
     def of(self, value: Tensor, count: int) -> Tensor:
         """[count, …], each row the value."""
@@ -158,7 +158,7 @@ class _Copies:
             if same and source.unchanged and known.unchanged:
                 return known.tensor
         copies = value.repeat(count, *[1] * value.dim())
-        self._kept.append((Seen.of(value), Seen.of(copies)))
+        self._kept.append((TensorVersion.of(value), TensorVersion.of(copies)))
         while sum(known.tensor.nbytes for _, known in self._kept) > LARGE:
             self._kept.pop(0)
         return copies

@@ -17,29 +17,29 @@ Dims = tuple[int | None, ...]
 BUDGET = 1 << 28  # bytes of operands and values that one function keeps
 
 
-class Kept:
+class Memoised:
     """A function of tensors with a memory. It cannot be differentiated."""
 
     def __init__(self, plain: Callable[..., Tensor], budget: int = BUDGET) -> None:
         self.plain, self.budget = plain, budget
-        self._known: list[tuple[tuple[Seen, ...], Seen]] = []  # the last used at the end
-        self._vectorised: dict[Dims, Kept] = {}
+        self._known: list[tuple[tuple[TensorVersion, ...], TensorVersion]] = []  # the last used at the end
+        self._vectorised: dict[Dims, Memoised] = {}
 
     def __call__(self, *operands: Tensor) -> Tensor:
         """The function's value; all tensors that differ by row of a vmap must be among the operands."""
         return _Apply.apply(self, *operands)  # type: ignore[no-untyped-call]
 
-    def over(self, dims: Dims) -> "Kept":
+    def over(self, dims: Dims) -> "Memoised":
         """The function mapped over these dimensions, the same object for the same dimensions."""
         if dims not in self._vectorised:
-            self._vectorised[dims] = Kept(vmap(self.plain, in_dims=dims), self.budget)
+            self._vectorised[dims] = Memoised(vmap(self.plain, in_dims=dims), self.budget)
         return self._vectorised[dims]
 
     def run(self, *operands: Tensor) -> Tensor:
         """The value, from memory if it is there."""
         value = self._remembered(operands)
         value = self.plain(*operands) if value is None else value
-        self._known.append((tuple(map(Seen.of, operands)), Seen.of(value)))
+        self._known.append((tuple(map(TensorVersion.of, operands)), TensorVersion.of(value)))
         while self._known and sum(seen.tensor.nbytes for ins, out in self._known for seen in (*ins, out)) > self.budget:
             self._known.pop(0)
         return value
@@ -59,14 +59,14 @@ class Kept:
         return None
 
 
-class Seen(NamedTuple):
+class TensorVersion(NamedTuple):
     """A tensor, and how often it had been written to when it was seen."""
 
     tensor: Tensor
     version: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Seen":
+    def of(cls, tensor: Tensor) -> "TensorVersion":
         """The tensor as it is now."""
         return cls(tensor, tensor._version)
 
@@ -85,7 +85,7 @@ class Seen(NamedTuple):
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(kept: Kept, *operands: Tensor) -> Tensor:
+    def forward(kept: Memoised, *operands: Tensor) -> Tensor:
         return kept.run(*(t.detach() for t in operands)).detach()
 
     @staticmethod
@@ -97,8 +97,8 @@ class _Apply(torch.autograd.Function):
         raise RuntimeError("a kept function is not differentiable")
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], kept: Kept, *operands: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], kept: Memoised, *operands: Tensor) -> tuple[Tensor, int]:
         return kept.over(in_dims[1:])(*operands), 0
 
 
-__all__ = ["Kept", "Seen"]
+__all__ = ["Memoised", "TensorVersion"]

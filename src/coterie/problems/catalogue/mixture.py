@@ -45,7 +45,7 @@ HOME, NEAR, FAR = (0, 1, 2), (3, 4, 5), ((6, 7, 8, 9),)
 TUNED_AT_ONCE = 32  # rows of text whose activations are in memory together
 
 
-class Plan(NamedTuple):
+class MixturePlan(NamedTuple):
     """Sizes and model of a data set. validation is by class."""
 
     clients: int
@@ -56,9 +56,9 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "digits": Plan(12, 5, 30, 20, "mlp"),
-    "cifar10": Plan(20, 11, 750, 300, "small-cnn"),
-    "goemotions": Plan(20, 11, 1000, 1000, "logistic"),  # more than the dev part has of any emotion
+    "digits": MixturePlan(12, 5, 30, 20, "mlp"),
+    "cifar10": MixturePlan(20, 11, 750, 300, "small-cnn"),
+    "goemotions": MixturePlan(20, 11, 1000, 1000, "logistic"),  # more than the dev part has of any emotion
 }
 
 

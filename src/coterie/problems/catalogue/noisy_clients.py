@@ -26,14 +26,18 @@ from coterie.settings import Count, Name
 CLEAN = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
 
 
-class Plan(NamedTuple):
+class NoisyClientsPlan(NamedTuple):
     """Model and rows of a noisy client, by data set."""
 
     model: str
     noisy_rows: int
 
 
-PLANS = {"digits": Plan("mlp", 120), "mnist": Plan("lenet5", 5000), "fashion-mnist": Plan("lenet5", 5000)}
+PLANS = {
+    "digits": NoisyClientsPlan("mlp", 120),
+    "mnist": NoisyClientsPlan("lenet5", 5000),
+    "fashion-mnist": NoisyClientsPlan("lenet5", 5000),
+}
 
 
 def noisy_clients(

@@ -78,7 +78,7 @@ class SubModels(Weighting):
         ]
 
 
-class Plan(NamedTuple):
+class SubmodelsPlan(NamedTuple):
     """Sizes for a data set."""
 
     clients: int
@@ -87,10 +87,10 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "digits": Plan(20, 16, 200),
-    "mnist": Plan(100, 32, 2000),
-    "fashion-mnist": Plan(100, 32, 2000),
-    "cifar10": Plan(100, 32, 2000),
+    "digits": SubmodelsPlan(20, 16, 200),
+    "mnist": SubmodelsPlan(100, 32, 2000),
+    "fashion-mnist": SubmodelsPlan(100, 32, 2000),
+    "cifar10": SubmodelsPlan(100, 32, 2000),
 }
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.numerics.memo import Kept
+from coterie.numerics.memo import Memoised
 from coterie.problems.models import FlatModel
 
 Variable = Tensor | nn.Module | FlatModel | Mapping[str, Any]
@@ -21,7 +21,7 @@ class Bound(NamedTuple):
 
     model: FlatModel
     flat: Tensor
-    kept: Kept | None = None
+    kept: Memoised | None = None
     inputs: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -38,12 +38,12 @@ class Flat:
         self.name = name
         self._parts: dict[str, Flat] | None = None
         self._model: FlatModel | None = None
-        self._kept: Kept | None = None
+        self._kept: Memoised | None = None
         self.start = torch.zeros(0)
         self.shape: tuple[int, ...] = (0,)
         if isinstance(value, nn.Module | FlatModel):
             self._model = value if isinstance(value, FlatModel) else FlatModel(value)
-            self._kept, self.start = Kept(self._model), self._model.start
+            self._kept, self.start = Memoised(self._model), self._model.start
         elif isinstance(value, Tensor):
             if not value.is_floating_point():
                 raise UsageError(f"{name} is a tensor of {value.dtype}; a variable needs real numbers, use .float().")
@@ -115,7 +115,7 @@ class Flat:
         moved.__dict__.update(self.__dict__, start=self.start.to(device=device, dtype=dtype))
         if self._model is not None:
             moved._model = self._model.to(dtype=dtype, device=device)
-            moved._kept = Kept(moved._model)
+            moved._kept = Memoised(moved._model)
         if self._parts is not None:
             moved._parts = {key: part.to(dtype=dtype, device=device) for key, part in self._parts.items()}
         return moved
