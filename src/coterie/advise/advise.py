@@ -54,7 +54,8 @@ TUNED_BATCH = 128
 ANSWERS = {
     "yes": "Training together with learned weights beats training alone.",
     "no": "Training together does not beat training alone: stay alone.",
-    "not shown": "That training together beats training alone is not shown: your rows are too few, or they are enough.",
+    "not shown": "No significant gain over training alone: either your {rows:,} rows are too few to show one, or they "
+    "already suffice.",
 }
 Say = Callable[[str], None]
 
@@ -278,7 +279,7 @@ def _advice(
             "parameters": data.model.size,
         },
         "worth_it": worth,
-        "headline": _headline(worth, screened),
+        "headline": _headline(worth, screened, data.target_rows),
         "measure": unit,
         "partners": partners,
         "own_weight": float(weights[:, -1].mean()) if len(weights) else None,
@@ -333,8 +334,8 @@ def _worth(one: Paired, error: float) -> str:
     return "not shown"
 
 
-def _headline(worth: str, screened: Screened) -> str:
-    """The answer in two or three sentences. Without a helper, what was gained is not the partners' doing."""
+def _headline(worth: str, screened: Screened, rows: int) -> str:
+    """The answer in two or three sentences. Where no partner helps, a gain is not due to the partners."""
     total = len(screened.partners)
     by = {v: [p.name for p in screened.partners if p.verdict == v] for v in ("helps", "neutral", "harms")}
     few, bad = len(by["helps"]) == 1, len(by["harms"]) == 1
@@ -347,7 +348,7 @@ def _headline(worth: str, screened: Screened) -> str:
         who = f"{_named(by['helps'], total)} {'is' if few else 'are'} worth training with, if with anybody."
     if by["harms"]:
         who += f" {_named(by['harms'], total)} harm{'s' if bad else ''} if averaged in."
-    return f"{who} {ANSWERS[worth]}"
+    return f"{who} {ANSWERS[worth].format(rows=rows)}"
 
 
 def _named(names: list[str], total: int) -> str:

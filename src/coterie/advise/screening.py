@@ -232,7 +232,7 @@ def judged(names: list[tuple[str, int]], errors: Tensor, plan: ScreeningPlan) ->
             reason = "its labels tell about your rows" + (
                 ", and with it you predict them better than alone"
                 if shown
-                else "; that it beats training alone is not shown by itself"
+                else "; by itself it shows no significant gain over training alone"
             )
         found.append(
             Partner(name, rows, verdict, reason, one.interval, p_labels[k], p_harm[k], one.p_upper, means[k, 1:].mean())
