@@ -104,10 +104,23 @@ def groups(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """A minority (a third of the clients) and a majority; clients 0 … J−1 are always those of the target's group.
+    """A minority (a third of the clients) and a majority; the first clients are always those of the target's group.
 
-    So where the target is of the majority, the majority comes first. Model and sizes (train is a client's) default to
-    the paper's for the data set.
+    Where the target belongs to the majority, the majority comes first. Model and sizes default to the paper's for the
+    data set.
+
+    Args:
+        setting: how the groups differ beside their class shares: 1 not at all, 2 by labels, 3 by rotation, 4 by both.
+        target: the group of the target.
+        minority: number of minority clients; a third if not set.
+        train: training rows per client.
+        attack_from: first round in which the attackers attack.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = groups(Context(0), clients=6, train=20)
+        >>> problem.clients, problem.friends
+        (6, 2)
     """
     plan = PLANS[data]
     few = max(1, clients // 3) if minority is None else minority

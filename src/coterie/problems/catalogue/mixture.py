@@ -94,9 +94,24 @@ def mixture(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """α = share. friends counts the target itself, rows are a client's, validation is by class (0: none).
+    """The target knows some classes, friends mix them with others, and strangers have none of them.
 
-    encoder, fine_tune and tokens (the longest text) are for goemotions, where model names the head.
+    The settings encoder, fine_tune and tokens are for goemotions, where model names the head.
+
+    Args:
+        share: α, share of the target's classes in a friend's rows.
+        friends: number of friends, the target included.
+        validation: validation rows per class; 0 for none.
+        encoder: text encoder by name or folder.
+        fine_tune: train the encoder too, not only the head.
+        tokens: longest text in tokens.
+        attack_from: first round in which the attackers attack.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = mixture(Context(0), clients=4, friends=2, rows=20)
+        >>> problem.clients, problem.friends
+        (4, 2)
     """
     plan = PLANS[data]
     clients = clients or plan.clients

@@ -50,7 +50,19 @@ def noisy_clients(
     noisy_rows: Count | None = None,
     test: Count = 400,
 ) -> Weighting:
-    """Clients 0–2 are clean. per_class validation rows a class; `test` rows are set apart where none are published."""
+    """Three clean clients that split the classes; all others have random labels.
+
+    Args:
+        per_class: validation rows per class.
+        noisy_rows: rows per noisy client; by data set if not set.
+        test: rows set aside for the test where no test part is published.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = noisy_clients(Context(0), clients=5)
+        >>> problem.clients, problem.best_weights.tolist()
+        (5, [0.5, 0.3, 0.2, 0.0, 0.0])
+    """
     plan, source = PLANS[data], load(data)
     draw = Draw.of(context.seed).phase("noisy-clients")
     train, held_out = _parts(source, test, draw.phase("test part"))

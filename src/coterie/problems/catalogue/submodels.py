@@ -109,8 +109,25 @@ def submodels(
     scalers: bool = True,
     masked: bool = True,
 ) -> SubModels:
-    """K = classes. rows is the most that a client gets; test rows are set apart where no test part is published, and
-    of a larger published part as many are used."""
+    """A network of which most clients can afford only a share, with few classes per client.
+
+    Test rows are set aside where no test part is published; of a larger published part as many are used.
+
+    Args:
+        width: channels of the first layer; by data set if not set.
+        classes: K, classes per client.
+        rows: most rows per client; no limit if not set.
+        capacities: shares of the model that clients can afford; a client's share is drawn from them.
+        public: unlabelled rows that everybody has; by data set if not set.
+        scalers: a layer with a share of its kernels is scaled up in training (HeteroFL).
+        masked: cross-entropy only among the classes of the batch.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = submodels(Context(0), clients=4, capacities=[1.0, 0.5])
+        >>> [size.share for size in problem.sizes]
+        [1.0, 0.5]
+    """
     plan = PLANS[data]
     clients = clients or plan.clients
     draw = Draw.of(context.seed).phase("submodels")

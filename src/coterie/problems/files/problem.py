@@ -227,12 +227,37 @@ def files(
     side: Count | None = None,
     cache: str | None = None,
 ) -> Weighting:
-    """Clients by a pattern of file names, in order of their names; the target's own file; the column to predict.
+    """Tables or pictures of your own: one file per client, found by a pattern, and the target's file.
 
-    own and test are shares of the target's rows; the rest judges the weights. model is a network's name or
-    package.module:factory, called with the shape of an input and the number of outputs; loss is auto, a name, or
-    package.module:function (outputs, labels) → one number per row. Such code must be admitted (`coterie.consent`).
-    balance weighs classes by their inverse frequency.
+    Clients come in the order of their file names. Code of your own (package.module:name) must be admitted
+    (`coterie.consent`).
+
+    Args:
+        clients: pattern of the clients' files, such as sites/*.csv.
+        target: the target's file.
+        label: column to predict.
+        kind: classification or regression; auto decides by the target's labels.
+        model: a network's name, or package.module:factory, called with the shape of an input and the number of outputs.
+        loss: auto, a name, or package.module:function (outputs, labels) → one number per row.
+        categorical: columns of numbers that are categories.
+        drop: columns to leave out.
+        missing: further words that mean a missing value.
+        balance: weigh classes by their inverse frequency.
+        l2: strength of the quadratic penalty.
+        own: share of the target's rows that train.
+        test: share of the target's rows for the test; the rest judges the weights.
+        side: pictures are scaled to side × side pixels.
+        cache: folder for rows that exceed memory.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from coterie.problems.files.example import write_example
+        >>> with TemporaryDirectory() as name:
+        ...     label = write_example(Path(name), own=30).label
+        ...     problem = files(Context(), clients=f"{name}/sites/*.csv", target=f"{name}/mine.csv", label=label)
+        >>> problem.clients
+        7
     """
     if own + test > 0.9:
         raise UsageError(
