@@ -1,6 +1,6 @@
-"""With whom should the target train, and is it worth it? An answer with intervals, from somebody's own files.
+"""With whom should the target train, and is it worth it? An answer with intervals, from your own files.
 
-1. Screening (screening.py): a held-out comparison a partner, with placebos and Holm's correction.
+1. Screening (screening.py): one held-out comparison per partner, with placebos and Holm's correction.
 2. Learned weights, training alone and plain averaging, for every fold of several random orders of the target's rows:
    the fold is the test, of the rest some rows train and the others judge the weights; alone, the target trains on all
    of the rest. The weights are learned again on bootstrap resamples of the judging rows, so that their spread is seen.
@@ -87,7 +87,7 @@ def advise(
 ) -> dict[str, Any]:
     """The advice as plain data; with a folder, advice.json and the model (MODEL_DIR of `coterie predict`) go there.
 
-    values is None, "loo" or "shapley": contributions beside the weights. say is told what is going on.
+    values is None, "loo" or "shapley": contributions beside the weights. say is called with progress messages.
     """
     data = prepare_files(config, effort.repeats)
     if folder is not None:
@@ -96,7 +96,7 @@ def advise(
     K, n = len(data.partners), data.target_rows
     say(f"{K} partners with {sum(h.rows for h in data.holders[:-1]):,} rows; {n:,} rows of your own")
     draw = Draw.of(config.run.seed).phase("advise")
-    say(f"screening: {K} × {1 + effort.plan.placebos} models a fold, {effort.plan.folds} folds, trained together")
+    say(f"screening: {K} × {1 + effort.plan.placebos} models per fold, {effort.plan.folds} folds, trained together")
     screened = screen(data, effort.plan, draw.phase("screening"))
     trials, weights = _strategies(data, config, effort, draw, say)
     found = None if values is None else contributions(data, values, effort.plan, draw.phase("contributions"), say=say)

@@ -43,7 +43,7 @@ Members = frozenset[int]
 
 
 class Contributions(NamedTuple):
-    """One number a partner, how it was found, the trainings it took and what they moved."""
+    """One number per partner, how it was found, the trainings it took and what they moved."""
 
     kind: str
     values: list[float]

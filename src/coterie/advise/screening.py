@@ -1,4 +1,4 @@
-"""Which partners are of use to the target? A held-out comparison a partner, with placebos.
+"""Which partners are of use to the target? One held-out comparison per partner, with placebos.
 
 For partner k, models are trained on the target's rows and the partner's together, (1 − λ)L_0 + λL_k with
 λ = min(½, n_k/(n_0 + n_k)), for each of F folds of the target's rows, and judged on the fold that was left out by the
@@ -12,7 +12,7 @@ squared error of their predictions (Brier's score for classes). Three questions:
 3. Is the change against training alone too small to matter?
 
 Probabilities of 1 and 2 are corrected for the number of partners by Holm's procedure. All arms are trained at once by
-the federation's verbs: one exchange a step for all partners, and the ledger says what it moved.
+the federation's verbs: one exchange per step for all partners, and the ledger says what it moved.
 """
 
 from math import sqrt
@@ -35,7 +35,7 @@ from coterie.problems.weighting import Weighting
 
 Verdict = Literal["helps", "neutral", "harms"]
 LEVEL = 0.05
-LEANING = 0.1  # a partner whose mixture is worse than alone at this level is not said to help,
+LEANING = 0.1  # a partner whose mixture is worse than alone at this level is not reported to help,
 PARTLY = 0.25  # nor one that loses against alone more than this share of what its shuffled labels lose
 NEGLIGIBLE = 0.01  # of the error of training alone
 SAME = 1e-9  # errors that differ by less than this are equal up to rounding
@@ -45,7 +45,7 @@ NUMBERS = 1 << 25  # that the arms of the clients of one chunk may put out toget
 
 
 class ScreeningPlan(NamedTuple):
-    """Folds of the target's rows, shuffled copies a partner, steps of training and their size."""
+    """Folds of the target's rows, shuffled copies per partner, steps of training and their size."""
 
     folds: int = 5
     placebos: int = 20

@@ -112,7 +112,7 @@ class Draw:
         return self.uniform(*shape, dtype=torch.float32) < probability
 
     def integers(self, high: int | Tensor, *shape: int) -> Tensor:
-        """Uniform on {0 … high − 1}, high < 2³¹; high may be one number a key."""
+        """Uniform on {0 … high − 1}, high < 2³¹; high may be one number per key."""
         if isinstance(high, Tensor):
             high = high.reshape(high.shape + (1,) * len(shape))
         return (_shift(self.bits(*shape), 33) * high) >> 31

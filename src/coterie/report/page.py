@@ -82,9 +82,9 @@ def title(runs: Sequence[Run]) -> str:
 def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "") -> tuple[str, list[Chart]]:
     """What stands between header and end, and the charts in it."""
     found, single = groups(runs), len(runs) == 1
-    told = headline(runs[0], found) if single else headline_of_several(found)
+    answer = headline(runs[0], found) if single else headline_of_several(found)
     charts: list[Chart] = []
-    parts = [headline_section(told.sentences, told.figures)]
+    parts = [headline_section(answer.sentences, answer.figures)]
     notes = [f"{run.folder.name}: {note}" for run in runs for note in run.notes]
     parts += [_warnings("Left out", complaints), _warnings("Note", notes), more]
     if single:

@@ -22,7 +22,7 @@ from coterie.settings import Count, Positive
 
 @dataclass(frozen=True)
 class NestedForm:
-    """Everything about the quadratic that can be known exactly, in float64. Leading dimension m: one a client."""
+    """Everything about the quadratic that can be known exactly, in float64. Leading dimension m: one per client."""
 
     H: Tensor
     C: Tensor

@@ -1,11 +1,11 @@
 """`noisy-clients`: three clean clients that split the classes, the others with random labels (primal–dual paper, 5.2).
 
-The target is the server's validation set, 20 rows a class. The rest of the training part goes to client 0 (classes
+The target is the server's validation set, 20 rows per class. The rest of the training part goes to client 0 (classes
 0–4), 1 (5–7) and 2 (8–9); every other client has rows drawn from that rest, each with a label drawn from all classes.
 The class counts suggest the weights (.5 .3 .2 0 …), which `fixed-weights` calls opt. Pixels are in [0, 1].
 
-MNIST and Fashion-MNIST: LeNet-5, 5000 rows a noisy client, the published test part. Digits are not in the paper: a
-small perceptron, 120 rows a noisy client, and `test` rows set apart.
+MNIST and Fashion-MNIST: LeNet-5, 5000 rows per noisy client, the published test part. Digits are not in the paper: a
+small perceptron, 120 rows per noisy client, and `test` rows set apart.
 """
 
 from typing import Annotated, Literal, NamedTuple

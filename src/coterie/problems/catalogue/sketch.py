@@ -1,4 +1,4 @@
-"""`sketch`: a convolutional network learnt by 10 clients over a thin line (FedSep, section 5.1).
+"""`sketch`: a convolutional network learnt by 10 clients over a slow connection (FedSep, section 5.1).
 
 The training part is dealt evenly, i.i.d. or so that each client has exactly `classes` classes; the published test part
 measures the model. Pixels are standardised by the training part. There is no target: nobody's weight is learnt.

@@ -34,7 +34,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 @dataclass(frozen=True, kw_only=True)
 class SubModelTask(Supervised):
-    """The whole network, what can be cut from it, and the smaller ones: one a level, the largest share first."""
+    """The whole network, what can be cut from it, and the smaller ones: one per level, the largest share first."""
 
     anatomy: Anatomy
     shares: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""`files`: somebody's own tables or pictures, one file or folder a client, and the question whose rows help the target.
+"""`files`: tables or pictures of your own, one file or folder per client, and a target whose rows judge the weights.
 
 The target's file is split, class by class, into rows that take part in the training as the last client (`own`), rows
 that judge the weights, and rows for the test (`test`). Alone, the target learns from all but the test rows.
@@ -155,7 +155,7 @@ def load_files(
     """Read and check the files, learn the preparation, lay out the rows, and make the model."""
     if not clients or not target:
         raise UsageError(
-            "problem files needs somebody's data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
+            "problem files needs your data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
             "problem.label=column. To try it, write an example with `coterie data example DIR`."
         )
     make, row_loss = network(model), _loss(loss)  # before long files are read
@@ -314,7 +314,7 @@ def network(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 net = factory(shape, outputs)
-        except Exception as error:  # whatever somebody's own code raises
+        except Exception as error:  # the user's own code may raise anything
             raise UsageError(
                 f"problem.model: {name} failed when called with shape {shape} and {outputs} outputs: "
                 f"{type(error).__name__}: {error}."

@@ -1,6 +1,6 @@
 """Many files, one form: the target's file says which columns there are and of which kind; everybody else must agree.
 
-Whatever is wrong with any file is found here, before anything is trained, and told together.
+Whatever is wrong with any file is found here, before anything is trained, and reported together.
 """
 
 from collections.abc import Iterator, Sequence
