@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.works import local_sgd
+from coterie.methods.shared.works import LocalSteps, local_sgd
 from coterie.numerics import Draw, robust
 from coterie.problems.base import Problem, View
 from coterie.problems.catalogue.byzantine import Attackers, head_count
@@ -34,15 +34,9 @@ class RobustState(NamedTuple):
     x: Tensor
 
 
-class Walk(NamedTuple):
-    """How clients walk: step γ, steps, batch."""
-
-    step: float
-    steps: int
-    batch: int | str
-
-
-def aggregated(name: str, aggregate: Aggregate, walk: Walk, check: Callable[[int], None] | None = None) -> Method:
+def aggregated(
+    name: str, aggregate: Aggregate, local: LocalSteps, check: Callable[[int], None] | None = None
+) -> Method:
     """The method of an aggregate, checked against the number of clients before the first round."""
 
     def init(problem: Problem, n: int) -> RobustState:
@@ -51,13 +45,13 @@ def aggregated(name: str, aggregate: Aggregate, walk: Walk, check: Callable[[int
         return RobustState(problem.start)
 
     def round(fed: Federation, s: RobustState, draw: Draw) -> RobustState:
-        X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **walk._asdict())
+        X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **local._asdict())
         return RobustState(s.x + aggregate(X - s.x))
 
     return Method(name, init, round, lambda s: View(s.x))
 
 
-class Bearable(NamedTuple):
+class BreakdownPoint(NamedTuple):
     """How many attackers a rule bears: `per` clients for each of them and `more` beside."""
 
     attackers: int | float
@@ -87,9 +81,9 @@ class Bearable(NamedTuple):
 @validated
 def krum(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2) -> Method:
     """The one walk with the n − f − 2 nearest neighbours; 2f + 3 ≤ n. One round."""
-    f = Bearable(attackers, 2, 3)
-    walk = Walk(step, local_steps, batch)
-    return aggregated("krum", lambda X: robust.multi_krum(X, f.among(len(X)), 1), walk, f.check("krum"))
+    f = BreakdownPoint(attackers, 2, 3)
+    local = LocalSteps(step, local_steps, batch)
+    return aggregated("krum", lambda X: robust.multi_krum(X, f.among(len(X)), 1), local, f.check("krum"))
 
 
 @validated
@@ -102,19 +96,19 @@ def multi_krum(
     keep: Count | None = None,
 ) -> Method:
     """The mean of the `keep` best walks by Krum's score, n − f unless told; 2f + 3 ≤ n. One round."""
-    f = Bearable(attackers, 2, 3)
+    f = BreakdownPoint(attackers, 2, 3)
 
     def aggregate(X: Tensor) -> Tensor:
         bad = f.among(len(X))
         return robust.multi_krum(X, bad, keep or len(X) - bad)
 
-    return aggregated("multi-krum", aggregate, Walk(step, local_steps, batch), f.check("multi-krum"))
+    return aggregated("multi-krum", aggregate, LocalSteps(step, local_steps, batch), f.check("multi-krum"))
 
 
 @validated
 def coordinate_median(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20) -> Method:
     """The median by coordinate. One round."""
-    return aggregated("coordinate-median", robust.coordinate_median, Walk(step, local_steps, batch))
+    return aggregated("coordinate-median", robust.coordinate_median, LocalSteps(step, local_steps, batch))
 
 
 @validated
@@ -122,9 +116,9 @@ def trimmed_mean(
     *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2
 ) -> Method:
     """The mean by coordinate without the f smallest and the f largest; 2f < n. One round."""
-    f = Bearable(attackers, 2, 1)
-    walk = Walk(step, local_steps, batch)
-    return aggregated("trimmed-mean", lambda X: robust.trimmed_mean(X, f.among(len(X))), walk, f.check("trimmed-mean"))
+    f = BreakdownPoint(attackers, 2, 1)
+    local = LocalSteps(step, local_steps, batch)
+    return aggregated("trimmed-mean", lambda X: robust.trimmed_mean(X, f.among(len(X))), local, f.check("trimmed-mean"))
 
 
 @validated
@@ -132,5 +126,5 @@ def geometric_median(
     *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, smoothing: Positive = 1e-6
 ) -> Method:
     """The geometric median, with smoothing ν. One round."""
-    walk = Walk(step, local_steps, batch)
-    return aggregated("geometric-median", lambda X: robust.geometric_median(X, smoothing=smoothing), walk)
+    local = LocalSteps(step, local_steps, batch)
+    return aggregated("geometric-median", lambda X: robust.geometric_median(X, smoothing=smoothing), local)

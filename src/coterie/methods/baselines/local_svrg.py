@@ -44,7 +44,7 @@ class Anchor(NamedTuple):
     constants: tuple[Vector, ...]
 
 
-class Walk(NamedTuple):
+class SVRGSteps(NamedTuple):
     """The knobs of Local-SVRG: γ, τ, q, T, the batch size, and whether and with which μ the output is averaged."""
 
     step: float
@@ -70,7 +70,7 @@ def solve(
     instance: Literal["model", "system"],
     start: Vector,
     weights: Tensor,
-    walk: Walk,
+    svrg: SVRGSteps,
     draw: Draw,
     constants: tuple[Vector, ...] = (),
 ) -> Vector:
@@ -80,21 +80,21 @@ def solve(
     ready, memory = fed.gather(begin, (start, constants), memory=Memory.start(blank, fed.n), draw=draw)
     fed = replace(fed, ids=ready.ids)  # whoever missed the beginning has no anchor
     x = start
-    for first in range(0, walk.steps, walk.period):
+    for first in range(0, svrg.steps, svrg.period):
         x, memory = fed.mean(
             go,
             x,
             weights=weights,
             memory=memory,
             draw=draw.step(first),
-            steps=min(walk.period, walk.steps - first),
+            steps=min(svrg.period, svrg.steps - first),
             first=first,
-            walk=walk,
+            svrg=svrg,
         )
-    if not walk.average:
+    if not svrg.average:
         return x
     mean, memory = fed.mean(output_average, x, weights=weights, memory=memory, draw=draw)
-    last = walk.share(walk.steps)
+    last = svrg.share(svrg.steps)
     return (1.0 - last) * mean + last * x
 
 
@@ -168,19 +168,19 @@ def corrected_steps(
     whole: Whole,
 ) -> tuple[Vector, Anchor]:
     """The steps of one client between two averages."""
-    walk: Walk = Walk(*static.walk)
-    index = draw.phase("batch").batches(rows.count, walk.batch, static.steps)
-    coins = draw.phase("anchor").bernoulli(walk.refresh, static.steps)
+    svrg: SVRGSteps = SVRGSteps(*static.svrg)
+    index = draw.phase("batch").batches(rows.count, svrg.batch, static.steps)
+    coins = draw.phase("anchor").bernoulli(svrg.refresh, static.steps)
     y, full, mean = anchor.y, anchor.gradient, anchor.mean
 
     def moved(x: Vector, offset: Tensor, count: Tensor, *constants: Vector) -> tuple[Vector, Vector]:
         return x, whole(x, rows.alone(offset, count), *constants)
 
     for t in range(static.steps):
-        if walk.average:
-            mean = mean + walk.share(static.first + t) * (x - mean)
+        if svrg.average:
+            mean = mean + svrg.share(static.first + t) * (x - mean)
         old = x
-        x = x - walk.step * (difference(x, y, rows.take(index[t])) + full)
+        x = x - svrg.step * (difference(x, y, rows.take(index[t])) + full)
         y, full = only_where(coins[t], moved, (y, full), (old, rows.offset, rows.count, *anchor.constants))
     return x, Anchor(y, full, mean, anchor.constants)
 
@@ -210,9 +210,9 @@ def local_svrg(
 
     def round(fed: Federation, s: LocalSVRGState, draw: Draw) -> LocalSVRGState:
         total = steps or five_epochs(fed, batch)
-        walk = Walk(step, local_steps, refresh, total, batch, average, convexity)
+        svrg = SVRGSteps(step, local_steps, refresh, total, batch, average, convexity)
         w = fed.sizes.to(s.x) if weights == "sizes" else torch.ones(fed.n).to(s.x)
-        return LocalSVRGState(solve(fed, "model", s.x, w / w.sum(), walk, draw.phase("model")))
+        return LocalSVRGState(solve(fed, "model", s.x, w / w.sum(), svrg, draw.phase("model")))
 
     return Method("local-svrg", init, round, lambda s: View(s.x))
 

@@ -12,7 +12,7 @@ from coterie.errors import UsageError
 from coterie.federation import Federation, Memory, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.baselines.local_svrg import Walk, steps_alone
+from coterie.methods.baselines.local_svrg import SVRGSteps, steps_alone
 from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
 from coterie.problems.base import Problem, View, personal_models
@@ -55,8 +55,8 @@ def local_train(
         if refresh is None or batch == "all":
             x = fed.ask_target(local_sgd, s.x, draw=at, step=step, steps=local_steps, batch=batch)
         else:
-            walk = Walk(step, local_steps, refresh, local_steps, batch)
-            x = fed.ask_target(steps_alone, s.x, draw=at, steps=local_steps, first=0, walk=walk)
+            svrg = SVRGSteps(step, local_steps, refresh, local_steps, batch)
+            x = fed.ask_target(steps_alone, s.x, draw=at, steps=local_steps, first=0, svrg=svrg)
         return LocalTrainState(x)
 
     def view(s: LocalTrainState) -> View:

@@ -5,7 +5,7 @@ Every client walks τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) 
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.nested.phases import LocalSteps, NestedState, start, view
+from coterie.methods.nested.phases import NestedState, StepCounts, start, view
 from coterie.methods.nested.works import pace, simultaneous_steps
 from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
@@ -14,7 +14,7 @@ from coterie.settings import BatchSize, Positive
 
 @validated
 def fedavg_s(
-    *, step: Positive = 0.5, outer_step: Positive = 0.1, local_steps: LocalSteps = 5, batch: BatchSize = 64
+    *, step: Positive = 0.5, outer_step: Positive = 0.1, local_steps: StepCounts = 5, batch: BatchSize = 64
 ) -> Method:
     """α = outer_step, β = step, τ = local_steps. One round."""
 

@@ -16,16 +16,16 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.nested.phases import (
     Inverse,
-    LocalSteps,
     NestedState,
     Outer,
     Series,
-    Walk,
+    StepCounts,
     alternating,
     fedinn,
     fedout,
     lfedinn,
 )
+from coterie.methods.shared.works import LocalSteps
 from coterie.numerics import Draw
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -36,8 +36,8 @@ def fednest(
     step: Positive = 0.5,
     outer_step: NonNegative = 0.1,
     inner_rounds: Count = 1,
-    local_steps: LocalSteps = 5,
-    outer_steps: LocalSteps = 1,
+    local_steps: StepCounts = 5,
+    outer_steps: StepCounts = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: Series = "deterministic",
@@ -48,12 +48,12 @@ def fednest(
 
     τ of FedInn is local_steps, of FedOut outer_steps: one number, or one per client.
     """
-    walk, inverse = Walk(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
+    local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return fedinn(fed, x, y, walk, anchor, draw)
+        return fedinn(fed, x, y, local, anchor, draw)
 
-    outer = _outer(Walk(outer_step, outer_steps, batch), inverse)
+    outer = _outer(LocalSteps(outer_step, outer_steps, batch), inverse)
     return alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
@@ -63,8 +63,8 @@ def fednest_sgd(
     step: Positive = 0.5,
     outer_step: NonNegative = 0.1,
     inner_rounds: Count = 1,
-    local_steps: LocalSteps = 5,
-    outer_steps: LocalSteps = 1,
+    local_steps: StepCounts = 5,
+    outer_steps: StepCounts = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: Series = "deterministic",
@@ -72,19 +72,19 @@ def fednest_sgd(
     anchor: BatchSize = "all",
 ) -> Method:
     """FedNest with plain local walks inside: Alg. 6 and Alg. 2. T + N + 3 rounds."""
-    walk = Walk(step, local_steps, batch)
+    local = LocalSteps(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return lfedinn(fed, x, y, walk, draw)
+        return lfedinn(fed, x, y, local, draw)
 
-    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, anchor))
+    outer = _outer(LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, anchor))
     return alternating("fednest-sgd", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
-def _outer(walk: Walk, inverse: Inverse) -> Outer:
+def _outer(local: LocalSteps, inverse: Inverse) -> Outer:
     """FedOut, or nothing where its step is 0."""
 
     def outer(fed: Federation, s: NestedState, draw: Draw) -> Tensor:
-        return fedout(fed, s, walk, inverse, draw) if walk.step > 0.0 else s.x
+        return fedout(fed, s, local, inverse, draw) if local.step > 0.0 else s.x
 
     return outer

@@ -38,13 +38,14 @@ from coterie.methods.nested.works import (
     outer_y_gradient,
     pace,
 )
+from coterie.methods.shared.works import LocalSteps
 from coterie.numerics import Draw, conjugate_gradients
 from coterie.numerics.linear import Matvec
 from coterie.problems.base import View
 from coterie.problems.nested import NestedProblem
 from coterie.settings import Count
 
-LocalSteps = Count | list[Count]
+StepCounts = Count | list[Count]
 Series = Literal["deterministic", "random", "cg"]
 LocalSeries = Literal["deterministic", "random"]
 GROWTH = 2.0  # a series may grow a little where the inner loss is not quite convex
@@ -60,14 +61,6 @@ class NestedState(NamedTuple):
 
 Inner = Callable[[Federation, Tensor, Tensor, Draw], Tensor]
 Outer = Callable[[Federation, NestedState, Draw], Tensor]
-
-
-class Walk(NamedTuple):
-    """A local walk: total step (α or β), number of steps τ (one for all, or one a client), rows a step."""
-
-    step: float
-    steps: Pace
-    batch: int | str
 
 
 class Inverse(NamedTuple):
@@ -92,19 +85,19 @@ def view(s: NestedState) -> View:
     return View(s.x, inner=None if s.kind == "single-level" else s.y)
 
 
-def fedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, anchor: int | str, draw: Draw) -> Tensor:
+def fedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, anchor: int | str, draw: Draw) -> Tensor:
     """Alg. 4: y⁺ by corrected local walks. Two rounds."""
     q = fed.mean(inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
-    tau, steps = pace(walk.steps, y)
+    tau, steps = pace(local.steps, y)
     shared = (x, y, q, tau)
-    return fed.mean(inner_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(inner_svrg_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
 
 
-def lfedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, draw: Draw) -> Tensor:
+def lfedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, draw: Draw) -> Tensor:
     """Alg. 6: y⁺ by plain local walks. One round."""
-    tau, steps = pace(walk.steps, y)
+    tau, steps = pace(local.steps, y)
     shared = (x, y, tau)
-    return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
 
 
 def fedihgp(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor | None:
@@ -188,12 +181,12 @@ def _rounded_up(value: float) -> float:
     return ceil(value / unit) * unit
 
 
-def fedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw: Draw) -> Tensor:
+def fedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
     """Alg. 2: x⁺ by local walks along the global hypergradient. Two rounds, and those of FedIHGP."""
     h = global_hypergradient(fed, s, inverse, draw)
-    tau, steps = pace(walk.steps, s.x)
+    tau, steps = pace(local.steps, s.x)
     shared = (s.x, s.y, h, tau)
-    return fed.mean(outer_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(outer_svrg_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
 
 
 def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor:
@@ -202,24 +195,29 @@ def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw
     return fed.mean(hypergradient, (s.x, s.y, p), draw=draw.phase("hypergradient"), batch=inverse.batch)
 
 
-def lfedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw: Draw) -> Tensor:
+def lfedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
     """Alg. 5: x⁺ by local walks along the clients' own hypergradients. One round."""
-    tau, steps = pace(walk.steps, s.x)
-    x, look = fed.mean(
-        local_outer_steps, (s.x, s.y, tau), draw=draw.phase("walk"), step=walk.step, steps=steps, **local(walk, inverse)
+    tau, steps = pace(local.steps, s.x)
+    x, series_stats = fed.mean(
+        local_outer_steps,
+        (s.x, s.y, tau),
+        draw=draw.phase("walk"),
+        step=local.step,
+        steps=steps,
+        **local_settings(local, inverse),
     )
-    check_look(look, inverse)
+    check_series_growth(series_stats, inverse)
     return x
 
 
-def local(walk: Walk, inverse: Inverse) -> dict[str, Any]:
+def local_settings(local: LocalSteps, inverse: Inverse) -> dict[str, Any]:
     """The settings of a local series, as they are sent."""
-    return {"batch": walk.batch, "series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
+    return {"batch": local.batch, "series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
 
 
-def check_look(look: Tensor, inverse: Inverse) -> None:
-    """Explain local series that grow; look is the clients' mean of (growth, curvature)."""
-    growth, curvature = look.tolist()
+def check_series_growth(series_stats: Tensor, inverse: Inverse) -> None:
+    """Explain local series that grow; series_stats is the clients' mean of (growth, curvature)."""
+    growth, curvature = series_stats.tolist()
     if growth > GROWTH:
         raise_growth(inverse.lipschitz, growth, curvature)
 

@@ -118,9 +118,9 @@ def local_outer_steps(shard: Shard, shared: Tree, private: Tree, static: Static,
     alpha = step_size(static, tau, x)
     worst = x.new_zeros(2)
     for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps, draw)):
-        h, look = _local_hypergradient(shard, x, y, batch, static, draw.step(nu))
+        h, series_stats = _local_hypergradient(shard, x, y, batch, static, draw.step(nu))
         x = within(nu, tau, x - alpha * h, x)
-        worst = torch.where(look[0] > worst[0], look, worst)
+        worst = torch.where(series_stats[0] > worst[0], series_stats, worst)
     return x, worst
 
 
@@ -130,8 +130,8 @@ def local_nested_steps(shard: Shard, shared: Tree, private: Tree, static: Static
     x, y, tau, outer_tau = shared
     inner = Static(step=static.inner_step, steps=static.inner_steps, batch=static.batch)
     y = inner_sgd_steps(shard, (x, y, tau), None, inner, draw.phase("inner"))
-    x, look = local_outer_steps(shard, (x, y, outer_tau), None, static, draw.phase("outer"))
-    return x, y, look
+    x, series_stats = local_outer_steps(shard, (x, y, outer_tau), None, static, draw.phase("outer"))
+    return x, y, series_stats
 
 
 @work("fednest/simultaneous-steps", update=(moved_from(0), moved_from(1)))
@@ -159,23 +159,23 @@ def _local_hypergradient(
 ) -> tuple[Tensor, Tensor]:
     """h_i from the client's own Hessian, by the series with N terms (its truncation random or not).
 
-    The look is (growth of the terms, curvature seen where they grew): both 0 where there is no series.
+    The series_stats is (growth of the terms, curvature seen where they grew): both 0 where there is no series.
     """
     task, rows = shard.task, own_rows(shard)
     h = task.direct_gradient(x, y, batch)
     if task.kind in ("minimax", "single-level"):
         return h, x.new_zeros(2)
-    p, look = task.outer_gradient(x, y, batch), x.new_zeros(2)
+    p, series_stats = task.outer_gradient(x, y, batch), x.new_zeros(2)
     if task.kind == "bilevel":
-        p, look = _local_series(shard, x, y, p, static, draw)
-    return h - task.cross(x, y, p, draw_batch(rows, static.batch, draw.phase("cross"))), look
+        p, series_stats = _local_series(shard, x, y, p, static, draw)
+    return h - task.cross(x, y, p, draw_batch(rows, static.batch, draw.phase("cross"))), series_stats
 
 
 def _local_series(shard: Shard, x: Tensor, y: Tensor, b: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
     """≈ H_i⁻¹ b: (1/ℓ) Σ_{n<N} (I − H_i/ℓ)ⁿ b, or N/ℓ times one term, drawn uniformly (Alg. 5, lines 5–6)."""
     random = static.series == "random"
     chosen = draw.phase("truncation").integers(static.terms, 1)[0]
-    term, p, look = b / static.lipschitz, torch.zeros_like(b), b.new_zeros(2)
+    term, p, series_stats = b / static.lipschitz, torch.zeros_like(b), b.new_zeros(2)
     first = term.norm()
     for n in range(static.terms):
         p = torch.where(chosen == n, static.terms * term, p) if random else p + term
@@ -184,5 +184,5 @@ def _local_series(shard: Shard, x: Tensor, y: Tensor, b: Tensor, static: Static,
             hv = shard.task.inner_hvp(x, y, term, batch)
             curvature = hv.square().sum() / (term @ hv)
             term = term - hv / static.lipschitz
-            look = torch.stack([term.norm() / first, curvature])
-    return p, torch.nan_to_num(look, nan=0.0, posinf=HUGE, neginf=-HUGE)
+            series_stats = torch.stack([term.norm() / first, curvature])
+    return p, torch.nan_to_num(series_stats, nan=0.0, posinf=HUGE, neginf=-HUGE)

@@ -16,7 +16,7 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 EPSILON = 1e-8
 
 
-class Server(NamedTuple):
+class UpdateRule(NamedTuple):
     """Rule, η, β and β₂."""
 
     rule: Rule

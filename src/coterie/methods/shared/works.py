@@ -1,11 +1,27 @@
 """Works that several methods ask for."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Batch, Rows, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
+
+
+class LocalSteps(NamedTuple):
+    """How clients train between two exchanges.
+
+    Args:
+        step: step size γ; in FedNest the total one, which is divided by the number of steps.
+        steps: the number of steps τ; in FedNest one number, or one per client.
+        batch: rows per step, or "all".
+    """
+
+    step: float
+    steps: int | list[int]
+    batch: int | str
 
 
 def own_rows(shard: Shard) -> Rows:

@@ -14,7 +14,7 @@ from torch import Tensor
 from coterie.errors import NoClients
 from coterie.federation import RESULT, Batch, Each, Federation, Rows, Shard, Static, work
 from coterie.federation.tree import Tree
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.numerics import Draw
 from coterie.problems.tasks.supervised import Supervised
@@ -51,7 +51,7 @@ def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Bat
 
 def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: Draw) -> Tensor:
     """Δθ: how far the local rule goes from θ on the client's rows."""
-    rule = Server(static.rule, static.step)
+    rule = UpdateRule(static.rule, static.step)
     x, moments = theta, rule.start(theta)
     for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
         x, moments = rule.move(x, task.gradient(x, batch), moments, t)

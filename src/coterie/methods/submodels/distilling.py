@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import Federation
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.submodels.carving import NEEDS as TRAINS
 from coterie.methods.submodels.carving import Local, alone, asked, by_level, learn
 from coterie.numerics import Draw
@@ -80,7 +80,7 @@ def distilled(
     task: Supervised, theta: Tensor, inputs: Tensor, told: list[Any], loss: Loss, how: Distillation
 ) -> Tensor:
     """θ after a step on each batch of inputs [steps, batch, …] with what the teachers told of it."""
-    rule = Server(how.rule, how.step)
+    rule = UpdateRule(how.rule, how.step)
     x, moments = theta, rule.start(theta)
     for t, (some, about) in enumerate(zip(inputs, told, strict=True), 1):
 

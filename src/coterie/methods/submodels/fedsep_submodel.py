@@ -26,7 +26,7 @@ from torch.func import grad
 from coterie.federation import RESULT, Batch, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, batches, learn, learnt, merged, sent
 from coterie.numerics import Draw
@@ -103,7 +103,7 @@ def decoded_mask(shard: Shard, omega: Tensor, static: Static, draw: Draw) -> Ten
     task, cut = shard.task, shard.task.anatomy
     share = task.shares[static.level]
     budget = share * cut.work(cut.first(1.0)).to(omega)
-    net, rule = HyperNetwork(cut.sizes, static.width), Server("adam", static.decode_step)
+    net, rule = HyperNetwork(cut.sizes, static.width), UpdateRule("adam", static.decode_step)
     level = on_budget(cut, share)
     offset = log(level / (1 - level)) - MARGIN
 

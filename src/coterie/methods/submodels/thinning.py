@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import Shard, Static
-from coterie.methods.shared.optimisers import Server
+from coterie.methods.shared.optimisers import UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import batches
 from coterie.numerics import Draw
@@ -47,7 +47,7 @@ def size(cut: Anatomy, kept: Sequence[int]) -> int:
 def within(shard: Shard, theta: Tensor, mask: Tensor, steps: int, static: Static, draw: Draw) -> Tensor:
     """θ after so many steps of the local rule in the whole network, of which only what the mask keeps is moved."""
     task: Any = shard.task
-    rule = Server(static.rule, static.step)
+    rule = UpdateRule(static.rule, static.step)
     x, moments = theta, rule.start(theta)
     for t, batch in enumerate(batches(own_rows(shard), static.batch, steps, draw), 1):
         x, moments = rule.move(x, task.gradient(x, batch) * mask, moments, t)

@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, batches, by_level, merged
 from coterie.methods.submodels.thinning import counts, densest, size
@@ -40,7 +40,7 @@ def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw
     task, cut = shard.task, shard.task.anatomy
     used = counts(cut, task.shares[static.level])
     told = counts(cut, min(1.0, task.shares[static.level] + static.extra))
-    rule = Server(static.rule, static.step)
+    rule = UpdateRule(static.rule, static.step)
     x, moments = shared, rule.start(shared)
     for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
         sparse = x * densest(cut, x.abs(), used)

@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs, solve
+from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs, solve
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems.base import Problem, View
@@ -48,7 +48,9 @@ def merit(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw)
     return -(shard.task.full_gradient(theta, rows) @ h), shard.task.full_loss(theta, rows)
 
 
-def hypergradient(fed: Federation, theta: Tensor, w: Tensor, model: Walk, system: Walk, draw: Draw) -> Hypergradient:
+def hypergradient(
+    fed: Federation, theta: Tensor, w: Tensor, model: SVRGSteps, system: SVRGSteps, draw: Draw
+) -> Hypergradient:
     """θ ≈ θ*(w) from the given start, then h, then −∇L_k(θ)ᵀh (eqs. 14 and 15)."""
     theta = solve(fed, "model", theta, w, model, draw.phase("model"))
     loss, goal = fed.ask_target(goal_loss_and_gradient, theta, draw=draw.phase("goal"))
@@ -91,7 +93,7 @@ def bilevel(
 
     def round(fed: Federation, s: BilevelState, draw: Draw) -> BilevelState:
         T = steps or five_epochs(fed, batch)
-        model = Walk(step, local_steps, refresh, T, batch, average, convexity)
+        model = SVRGSteps(step, local_steps, refresh, T, batch, average, convexity)
         system = model._replace(step=system_step)
         found = hypergradient(fed, s.theta, s.w, model, system, draw)
         w = project_capped_simplex(s.w - outer_step * found.gradient, cap)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs
+from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs
 from coterie.methods.weights.bilevel import hypergradient, record
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems.base import Problem, View
@@ -55,7 +55,7 @@ def bilevel_accelerated(
     def round(fed: Federation, state: AcceleratedState, draw: Draw) -> AcceleratedState:
         s = state.s
         T = steps or five_epochs(fed, batch)
-        model = Walk(step, local_steps, refresh, T, batch, average, convexity)
+        model = SVRGSteps(step, local_steps, refresh, T, batch, average, convexity)
         w_md = 2 / (s + 2) * state.w + s / (s + 2) * state.w_ag
         found = hypergradient(fed, state.theta, w_md, model, model._replace(step=system_step), draw)
         w = project_capped_simplex(state.w - outer_step * (s + 1) / 4 * found.gradient, cap)

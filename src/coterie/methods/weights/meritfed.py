@@ -21,7 +21,7 @@ from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.optimisers import Moments, Rule, Server
+from coterie.methods.shared.optimisers import Moments, Rule, UpdateRule
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.methods.weights.mirror import Data, Judge, first_order, mirror_descent, second_order
 from coterie.numerics import Draw, uniform
@@ -70,7 +70,7 @@ def meritfed(
     by_block = mirror == "smd" or data == "fresh"
     judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)
     whole = judge.batch == "all"
-    rule = Server(server, server_step or step, momentum, second_momentum)
+    rule = UpdateRule(server, server_step or step, momentum, second_momentum)
 
     def init(problem: Problem, n: int) -> MeritFedState:
         judge.check(problem)
