@@ -80,7 +80,20 @@ class BreakdownPoint(NamedTuple):
 
 @validated
 def krum(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2) -> Method:
-    """The one walk with the n − f − 2 nearest neighbours; 2f + 3 ≤ n. One round."""
+    """Take the one update that is nearest to most others; tolerates f attackers among 2f + 3 clients.
+
+    Symbols: γ = step, f = attackers.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        attackers: f, how many attackers to tolerate: a number of clients, or a share of them
+
+    Example:
+        >>> from coterie.methods import krum
+        >>> krum(attackers=2).settings["attackers"]
+        2
+    """
     f = BreakdownPoint(attackers, 2, 3)
     local = LocalSteps(step, local_steps, batch)
     return aggregated("krum", lambda X: robust.multi_krum(X, f.among(len(X)), 1), local, f.check("krum"))
@@ -95,7 +108,21 @@ def multi_krum(
     attackers: Attackers = 0.2,
     keep: Count | None = None,
 ) -> Method:
-    """The mean of the `keep` best walks by Krum's score, n − f unless told; 2f + 3 ≤ n. One round."""
+    """Average the updates with the best Krum scores; tolerates f attackers among 2f + 3 clients.
+
+    Symbols: γ = step, f = attackers.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        attackers: f, how many attackers to tolerate: a number of clients, or a share of them
+        keep: how many updates are averaged; n − f if not set
+
+    Example:
+        >>> from coterie.methods import multi_krum
+        >>> multi_krum().name
+        'multi-krum'
+    """
     f = BreakdownPoint(attackers, 2, 3)
 
     def aggregate(X: Tensor) -> Tensor:
@@ -107,7 +134,17 @@ def multi_krum(
 
 @validated
 def coordinate_median(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20) -> Method:
-    """The median by coordinate. One round."""
+    """Take the median of the updates in every coordinate.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round.
+
+    Example:
+        >>> from coterie.methods import coordinate_median
+        >>> coordinate_median().name
+        'coordinate-median'
+    """
     return aggregated("coordinate-median", robust.coordinate_median, LocalSteps(step, local_steps, batch))
 
 
@@ -115,7 +152,20 @@ def coordinate_median(*, step: Positive = 0.1, local_steps: Count = 5, batch: Ba
 def trimmed_mean(
     *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2
 ) -> Method:
-    """The mean by coordinate without the f smallest and the f largest; 2f < n. One round."""
+    """Average every coordinate without its f smallest and f largest values; tolerates f attackers among 2f + 1.
+
+    Symbols: γ = step, f = attackers.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        attackers: f, how many attackers to tolerate: a number of clients, or a share of them
+
+    Example:
+        >>> from coterie.methods import trimmed_mean
+        >>> trimmed_mean().name
+        'trimmed-mean'
+    """
     f = BreakdownPoint(attackers, 2, 1)
     local = LocalSteps(step, local_steps, batch)
     return aggregated("trimmed-mean", lambda X: robust.trimmed_mean(X, f.among(len(X))), local, f.check("trimmed-mean"))
@@ -125,6 +175,19 @@ def trimmed_mean(
 def geometric_median(
     *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, smoothing: Positive = 1e-6
 ) -> Method:
-    """The geometric median, with smoothing ν. One round."""
+    """Take the point of least total distance to all updates, by smoothed Weiszfeld steps.
+
+    Symbols: γ = step, ν = smoothing.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        smoothing: ν, distances below it count as ν
+
+    Example:
+        >>> from coterie.methods import geometric_median
+        >>> geometric_median().name
+        'geometric-median'
+    """
     local = LocalSteps(step, local_steps, batch)
     return aggregated("geometric-median", lambda X: robust.geometric_median(X, smoothing=smoothing), local)

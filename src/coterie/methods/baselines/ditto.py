@@ -58,7 +58,22 @@ def ditto(
     batch: Count = 50,
     everyone: bool = False,
 ) -> Method:
-    """r = local_steps, s = personal_steps, λ = penalty. One round; one exchange with the target unless for everyone."""
+    """Train a global model by averaging and a personal one by proximal steps towards it.
+
+    Symbols: γ = step, r = local_steps, s = personal_steps, λ = penalty.
+
+    Cost: 1 round per call of round, and 1 exchange with the target (none with everyone).
+
+    Args:
+        local_steps: r, local steps on the global model
+        personal_steps: s, proximal steps on the personal model
+        penalty: λ, pull of the personal model towards the global one
+
+    Example:
+        >>> from coterie.methods import ditto
+        >>> ditto(penalty=0.2).settings["penalty"]
+        0.2
+    """
     knobs: dict[str, Any] = {"step": step, "batch": batch, "penalty": penalty}
 
     def init(problem: Problem, n: int) -> DittoState:

@@ -29,7 +29,20 @@ def fedavg(
     batch: BatchSize = 20,
     weights: Literal["sizes", "uniform"] = "sizes",
 ) -> Method:
-    """Average of local walks, weighted by the clients' numbers of rows or equally. One round."""
+    """Average the models that clients reach by local steps from the common model.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; d numbers each way per client.
+
+    Args:
+        weights: average in proportion to the clients' numbers of rows, or equally
+
+    Example:
+        >>> from coterie.methods import fedavg
+        >>> fedavg(local_steps=10, weights="uniform").settings["weights"]
+        'uniform'
+    """
 
     def init(problem: Problem, n: int) -> FedAvgState:
         return FedAvgState(problem.start)

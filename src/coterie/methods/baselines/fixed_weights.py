@@ -36,7 +36,21 @@ def fixed_weights(
     weights: Literal["avg", "val", "opt"] | list[NonNegative] = "avg",
     batch: BatchSize = 64,
 ) -> Method:
-    """η and w. One round; d floats up a client, none for val."""
+    """Run gradient descent on the clients' losses with weights that are given, not learned.
+
+    Symbols: η = step.
+
+    Cost: 1 round per call of round; with weights="val" no client is asked, only the target.
+
+    Args:
+        weights: avg (equal), val (the target's own rows instead of the clients'), opt (the best ones, where the problem
+            knows them), or a list of proportions, one per client
+
+    Example:
+        >>> from coterie.methods import fixed_weights
+        >>> fixed_weights(weights=[1, 1, 0]).name
+        'fixed-weights'
+    """
 
     def init(problem: Problem, n: int) -> FixedWeightsState:
         if weights == "val":

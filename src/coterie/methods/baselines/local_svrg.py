@@ -203,7 +203,24 @@ def local_svrg(
     convexity: NonNegative = 0.0,
     weights: Literal["uniform", "sizes"] = "uniform",
 ) -> Method:
-    """Fixed weights. A round is `steps` iterations (by default five passes), averaged every local_steps."""
+    """Average variance-reduced local steps with fixed weights (Alg. 1).
+
+    Symbols: γ = step, τ = local_steps, T = steps, q = refresh, μ = convexity.
+
+    Cost: 1 + ⌈T/τ⌉ rounds per call of round, 1 more with average.
+
+    Args:
+        local_steps: τ, local steps between two averages
+        steps: T, iterations per call of round; five passes over the largest shard if not set
+        refresh: q, probability per step that a client renews its anchor
+        average: return the weighted average of the iterates instead of the last one
+        weights: equal weights, or in proportion to the clients' numbers of rows
+
+    Example:
+        >>> from coterie.methods import local_svrg
+        >>> local_svrg().name
+        'local-svrg'
+    """
 
     def init(problem: Problem, n: int) -> LocalSVRGState:
         return LocalSVRGState(problem.start)

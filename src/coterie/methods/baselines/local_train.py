@@ -40,7 +40,21 @@ def local_train(
     refresh: Probability | None = None,
     everyone: bool = False,
 ) -> Method:
-    """local_steps steps on the target's shard; no client is asked. For everyone: one round, in which nothing moves."""
+    """Train on the target's own rows alone, or every client on its own.
+
+    Symbols: γ = step.
+
+    Cost: 0 rounds per call of round and 1 exchange with the target; with everyone 1 round without any upload.
+
+    Args:
+        refresh: probability per step of a new anchor; then the steps are those of SVRG
+        everyone: every client trains a model of its own and keeps it
+
+    Example:
+        >>> from coterie.methods import local_train
+        >>> sorted(local_train(everyone=True).needs)
+        ['everyone', 'gradient']
+    """
     if everyone and refresh is not None:
         raise UsageError("local-train for everyone takes plain steps; leave method.refresh or method.everyone out.")
 

@@ -76,9 +76,25 @@ def pfedme(
     batch: Count = 50,
     everyone: bool = False,
 ) -> Method:
-    """η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing.
+    """Train a global model on Moreau envelopes of the local losses; their minimisers are the personal models.
 
-    One round; one exchange with the target unless for everyone.
+    Symbols: η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing.
+
+    Cost: 1 round per call of round, and 1 exchange with the target (none with everyone).
+
+    Args:
+        step: η, step size on the envelope
+        local_steps: R, local steps, each with a proximal problem of its own
+        penalty: λ, pull of the personal model towards the global one
+        accuracy: δ, squared norm of the gradient at which a proximal problem counts as solved
+        inner_steps: largest number of steps per proximal problem
+        inner_step: step size of these
+        mixing: β, how far the global model moves to the mean
+
+    Example:
+        >>> from coterie.methods import pfedme
+        >>> pfedme().name
+        'pfedme'
     """
     knobs: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch, "penalty": penalty}
     knobs |= {"accuracy": accuracy, "inner_steps": inner_steps, "inner_step": inner_step}

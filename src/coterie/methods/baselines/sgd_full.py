@@ -21,7 +21,17 @@ class SGDFullState(NamedTuple):
 
 @validated
 def sgd_full(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
-    """γ. One round."""
+    """Take gradient steps along the plain mean of all clients' gradients.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round.
+
+    Example:
+        >>> from coterie.methods import sgd_full
+        >>> sgd_full().name
+        'sgd-full'
+    """
 
     def init(problem: Problem, n: int) -> SGDFullState:
         return SGDFullState(problem.start, uniform(n, like=problem.start))

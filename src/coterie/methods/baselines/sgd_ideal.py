@@ -28,7 +28,17 @@ class SGDIdealState(NamedTuple):
 
 @validated
 def sgd_ideal(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
-    """γ. One round, of the friends among the active clients; without any the round is skipped."""
+    """Take gradient steps along the mean gradient of the target's true friends, where the problem knows them.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round, of the friends among the active clients; without any it is skipped.
+
+    Example:
+        >>> from coterie.methods import sgd_ideal
+        >>> sgd_ideal().name
+        'sgd-ideal'
+    """
 
     def init(problem: Problem, n: int) -> SGDIdealState:
         friends = known(problem.friends, "friends")

@@ -64,7 +64,25 @@ def count_sketch(
     batch: BatchSize = 32,
     server_step: Positive = 1.0,
 ) -> Method:
-    """A table of rows · columns (default d/20) up, k entries (default d/40) down; ρ = momentum, η_g = server_step."""
+    """Send count sketches of the updates up and the k heaviest entries down (FetchSGD).
+
+    Symbols: η = step, ρ = momentum, η_g = server_step.
+
+    Cost: 1 round per call of round; rows · columns numbers up per client, k values and k indices down.
+
+    Args:
+        rows: rows of the table
+        columns: columns of the table; one twentieth of the parameters in all if not set
+        k: entries that the server applies per round; one fortieth of the parameters if not set
+        momentum: ρ, momentum in sketch space
+        cancel: what the applied entries leave in the error table: zero empties their buckets, subtract takes out their
+            sketch (as Algorithm 1 prints it), never leaves it
+
+    Example:
+        >>> from coterie.methods import count_sketch
+        >>> count_sketch().name
+        'count-sketch'
+    """
     knobs = {"step": step, "steps": local_steps, "batch": batch, "rows": rows, "sketch_seed": sketch_seed}
 
     def init(problem: Problem, n: int) -> CountSketchState:

@@ -95,8 +95,26 @@ def fedsep(
     batch: BatchSize = 32,
     server_step: Positive | None = None,
 ) -> Method:
-    """p = size (default d/20), β = penalty, I_dec = decode_steps, γ = decode_step (default 1/‖S‖²), η = step,
-    I = local_steps, η_g = server_step. One round, p numbers a client each way."""
+    """Communicate p numbers through a shared random sketch, and train in the full space at the clients.
+
+    Symbols: p = size, β = penalty, I_dec = decode_steps, γ = decode_step, η = step, I = local_steps, η_g = server_step.
+
+    Cost: 1 round per call of round; p numbers each way per client.
+
+    Args:
+        size: p, numbers that are sent; one twentieth of the parameters if not set
+        penalty: β, weight of the ℓ₁ norm in the decoder; 0 takes the model nearest to the start
+        decode_steps: I_dec, steps of the decoder
+        decode_step: γ, step size of the decoder with a penalty; 1/‖S‖² if not set
+        encode_steps: steps of the encoder's solver
+        step: η, step size of the local steps
+        server_step: η_g, step size of the server; max(1, d/(p + 200)) if not set, 1 with a penalty
+
+    Example:
+        >>> from coterie.methods import fedsep
+        >>> fedsep(size=100, sketch="hadamard").settings["size"]
+        100
+    """
     knobs: dict[str, Any] = {"size": size, "sketch": sketch, "sketch_seed": sketch_seed, "penalty": penalty}
     knobs |= {"decode_steps": decode_steps, "decode_step": decode_step, "encode_steps": encode_steps}
     knobs |= {"step": step, "steps": local_steps, "batch": batch}

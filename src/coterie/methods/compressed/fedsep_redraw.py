@@ -67,7 +67,23 @@ def fedsep_redraw(
     server_step: Positive | None = None,
     error_feedback: bool = False,
 ) -> Method:
-    """p = size (default d/20), η = step, I = local_steps, η_g = server_step. One round, p numbers each way."""
+    """Run FedSep with a new sketch in every round, and optionally error feedback.
+
+    Symbols: p = size, η = step, I = local_steps, η_g = server_step.
+
+    Cost: 1 round per call of round; p numbers each way per client (d down to clients that missed a round).
+
+    Args:
+        size: p, numbers that are sent; one twentieth of the parameters if not set
+        solve_steps: steps of the solver that decodes a sketch
+        step: η, step size of the local steps
+        server_step: η_g, step size of the server; as for fedsep if not set, 1 with error feedback
+
+    Example:
+        >>> from coterie.methods import fedsep_redraw
+        >>> fedsep_redraw().name
+        'fedsep-redraw'
+    """
     knobs: dict[str, Any] = {"size": size, "sketch": sketch, "sketch_seed": sketch_seed, "solve_steps": solve_steps}
     knobs |= {"step": step, "steps": local_steps, "batch": batch, "error_feedback": error_feedback}
     static = Static(**knobs)

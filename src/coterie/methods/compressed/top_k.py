@@ -58,7 +58,23 @@ def top_k(
     server_step: Positive = 1.0,
     error_feedback: bool = True,
 ) -> Method:
-    """k entries a client each way (default d/40), η = step, η_g = server_step. One round."""
+    """Send the k largest entries of every update, with error feedback.
+
+    Symbols: η = step, η_g = server_step.
+
+    Cost: 1 round per call of round; k values and k indices each way per client (d numbers down with down="dense").
+
+    Args:
+        k: entries per update; one fortieth of the parameters if not set
+        down: the server sends the k largest entries of its step, or the whole model
+        server_step: η_g, by which the mean update is multiplied
+        error_feedback: whether clients and server add to their next update what the last one lost
+
+    Example:
+        >>> from coterie.methods import top_k
+        >>> top_k(k=50).settings["k"]
+        50
+    """
     knobs = {"step": step, "steps": local_steps, "batch": batch, "error_feedback": error_feedback}
 
     def init(problem: Problem, n: int) -> TopKState:

@@ -16,7 +16,22 @@ from coterie.settings import BatchSize, Positive
 def fedavg_s(
     *, step: Positive = 0.5, outer_step: Positive = 0.1, local_steps: StepCounts = 5, batch: BatchSize = 64
 ) -> Method:
-    """α = outer_step, β = step, τ = local_steps. One round."""
+    """Take simultaneous local descent steps in x and ascent steps in y, and average both.
+
+    Symbols: α = outer_step, β = step, τ = local_steps.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        step: β, total step size of the ascent in y
+        outer_step: α, total step size of the descent in x
+        local_steps: τ, local steps: one number, or one per client
+
+    Example:
+        >>> from coterie.methods import fedavg_s
+        >>> fedavg_s().name
+        'fedavg-s'
+    """
 
     def init(problem: NestedProblem, n: int) -> NestedState:
         return start(problem, n, local_steps)

@@ -44,9 +44,23 @@ def fednest(
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
 ) -> Method:
-    """α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz. 2T + N + 3 rounds.
+    """Solve a federated nested problem by global hypergradients and variance-reduced local steps (Alg. 1).
 
-    τ of FedInn is local_steps, of FedOut outer_steps: one number, or one per client.
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: 2T + N + 3 rounds per call of round for bilevel problems; fewer for the other kinds, which need no series.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps; 0 keeps the outer variable
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+        anchor: rows of every global quantity: gradients, Hessian products, hypergradients
+
+    Example:
+        >>> from coterie.methods import fednest
+        >>> sorted(fednest(inner_rounds=2, terms=10).needs)
+        ['nested']
     """
     local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 
@@ -71,7 +85,24 @@ def fednest_sgd(
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
 ) -> Method:
-    """FedNest with plain local walks inside: Alg. 6 and Alg. 2. T + N + 3 rounds."""
+    """Run FedNest with plain local SGD steps in the inner problem (Alg. 6 and Alg. 2).
+
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: T + N + 3 rounds per call of round for bilevel problems; fewer for the other kinds, which need no series.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps; 0 keeps the outer variable
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+        anchor: rows of every global quantity: gradients, Hessian products, hypergradients
+
+    Example:
+        >>> from coterie.methods import fednest_sgd
+        >>> fednest_sgd().name
+        'fednest-sgd'
+    """
     local = LocalSteps(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:

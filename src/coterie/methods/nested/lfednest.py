@@ -47,7 +47,23 @@ def lfednest(
     series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
 ) -> Method:
-    """Plain local walks on y, then on x. T + 1 rounds."""
+    """Solve a nested problem with hypergradients that every client estimates from its own data (Alg. 6 and Alg. 5).
+
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: T + 1 rounds per call of round.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+
+    Example:
+        >>> from coterie.methods import lfednest
+        >>> lfednest().name
+        'lfednest'
+    """
     local = LocalSteps(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
@@ -71,7 +87,24 @@ def lfednest_svrg(
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
 ) -> Method:
-    """Corrected local walks on y, plain ones on x. 2T + 1 rounds."""
+    """Run light FedNest with variance-reduced local steps in the inner problem (Alg. 4 and Alg. 5).
+
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: 2T + 1 rounds per call of round.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+        anchor: rows of the global inner gradient
+
+    Example:
+        >>> from coterie.methods import lfednest_svrg
+        >>> lfednest_svrg().name
+        'lfednest-svrg'
+    """
     local = LocalSteps(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
@@ -93,7 +126,23 @@ def lfednest_nonalt(
     series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
 ) -> Method:
-    """Each client does y_i and then x_i alone; both are averaged. One round."""
+    """Let each client solve its own nested problem, first y and then x, and average both.
+
+    Symbols: α = outer_step, β = step, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+
+    Example:
+        >>> from coterie.methods import lfednest_nonalt
+        >>> lfednest_nonalt().name
+        'lfednest-nonalt'
+    """
     local, inverse = LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
 
     def init(problem: NestedProblem, n: int) -> NestedState:

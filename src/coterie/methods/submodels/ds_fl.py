@@ -63,7 +63,25 @@ def ds_fl(
     distil_steps: Count = 10,
     distil_rows: Count = 64,
 ) -> Method:
-    """γ = step; distil_steps of Adam on distil_rows rows each. One round; public_rows × classes numbers each way."""
+    """Exchange predictions for public rows instead of networks; all learn from their sharpened mean.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; public_rows × classes numbers each way per client.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        public_rows: public rows that are labelled per round
+        temperature: below 1 the mean prediction is sharpened
+        distil_step: step size of Adam on the public rows
+        distil_steps: steps of Adam on the public rows per round
+        distil_rows: public rows per step
+
+    Example:
+        >>> from coterie.methods import ds_fl
+        >>> ds_fl().name
+        'ds-fl'
+    """
     local = Local(step, local_steps, batch, optimiser)
     distil: dict[str, Any] = {"distil_step": distil_step, "distil_steps": distil_steps, "distil_rows": distil_rows}
     how = Distillation(distil_step, distil_steps, distil_rows, "adam")

@@ -75,8 +75,24 @@ def fed_et(
     distil_steps: Count = 20,
     distil_rows: Count = 64,
 ) -> Method:
-    """γ = step, λ = diversity; distil_steps of Adam on distil_rows public rows each. One round; a client moves its
-    network."""
+    """Let the ensemble of small client networks teach a large network at the server on public rows.
+
+    Symbols: γ = step, λ = diversity.
+
+    Cost: 1 round per call of round; a client receives and sends the network of its size.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        diversity: λ, weight of the opinion of the clients that disagree
+        distil_step: step size of Adam on the public rows
+        distil_steps: steps of Adam on the public rows per round
+        distil_rows: public rows per step
+
+    Example:
+        >>> from coterie.methods import fed_et
+        >>> fed_et().name
+        'fed-et'
+    """
     local = Local(step, local_steps, batch, optimiser)
     how = Distillation(distil_step, distil_steps, distil_rows, "adam")
 

@@ -50,7 +50,23 @@ def feddf(
     distil_steps: Count = 20,
     distil_rows: Count = 64,
 ) -> Method:
-    """γ = step; distil_steps of Adam on distil_rows public rows each. One round; a client moves its network."""
+    """Train networks of several sizes, and let each learn from the ensemble of all clients on public rows (Alg. 3).
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends the network of its size.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        distil_step: step size of Adam on the public rows
+        distil_steps: steps of Adam on the public rows per round
+        distil_rows: public rows per step
+
+    Example:
+        >>> from coterie.methods import feddf
+        >>> feddf().name
+        'feddf'
+    """
     local = Local(step, local_steps, batch, optimiser)
     how = Distillation(distil_step, distil_steps, distil_rows, "adam")
 

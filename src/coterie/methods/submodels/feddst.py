@@ -69,7 +69,23 @@ def feddst(
     change: Probability = 0.1,
     until: Count = 1000,
 ) -> Method:
-    """γ = step. One round; a client sends and is sent its kept weights, and their indices when these are new."""
+    """Train sparse networks whose masks move: drop the smallest weights, grow where gradients are large.
+
+    Symbols: γ = step, α_0 = change.
+
+    Cost: 1 round per call of round; a client receives its kept weights with indices, and sends their changes.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        readjust: rounds between two moves of the masks
+        change: share of the kept weights that the first move replaces
+        until: round at which the masks come to rest
+
+    Example:
+        >>> from coterie.methods import feddst
+        >>> feddst().name
+        'feddst'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def masks(task: Any, x: Tensor) -> Tensor:

@@ -148,9 +148,28 @@ def fedsep_submodel(
     width: Count = 16,
     scaled: bool = True,
 ) -> Method:
-    """γ = step, η_g = server_step, β = resource, I_dec = decode_steps; decay is AdamW's, width the hyper-network's.
+    """Let every client choose and train the kernels that suit its data within its capacity.
 
-    One round. A client sends its sub-model, and its mask when that is new; it is sent its sub-model, or then all of ω.
+    Symbols: γ = step, η_g = server_step, β = resource, I_dec = decode_steps.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model (all of the model down when it decodes).
+
+    Args:
+        optimiser: rule of the clients' local steps
+        average: mean of a change over the clients that trained the parameter, or over all active ones
+        refresh: rounds after which a client decodes its mask anew
+        decode_step: step size of AdamW on the hyper-network
+        decode_steps: I_dec, steps of AdamW per decode
+        decode_batch: rows per step of AdamW
+        decay: weight decay of AdamW
+        resource: β, weight of the penalty on masks above the client's budget
+        width: width of the hyper-network's embeddings and hidden layer
+        scaled: let sub-models scale their activations as in HeteroFL, where the problem has scalers
+
+    Example:
+        >>> from coterie.methods import fedsep_submodel
+        >>> fedsep_submodel().name
+        'fedsep-submodel'
     """
     local = Local(step, local_steps, batch, optimiser)
     decoding: dict[str, Any] = {"decode_step": decode_step, "decode_steps": decode_steps, "decode_batch": decode_batch}

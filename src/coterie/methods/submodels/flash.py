@@ -58,7 +58,20 @@ def fixed_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
 
 @validated
 def flash(*, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd") -> Method:
-    """γ = step. One round; a client sends and is sent its kept weights (in the first, a number a weight tensor)."""
+    """Train sparse networks whose masks follow from measured sensitivities in the first round and then stay.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its kept weights (in the first, sensitivities).
+
+    Args:
+        optimiser: rule of the clients' local steps
+
+    Example:
+        >>> from coterie.methods import flash
+        >>> flash().name
+        'flash'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> FlashState:

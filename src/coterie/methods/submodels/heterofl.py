@@ -31,7 +31,20 @@ class HeteroFLState(NamedTuple):
 def heterofl(
     *, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd"
 ) -> Method:
-    """γ = step. One round; a client sends and is sent its sub-model."""
+    """Let a client of capacity p train the first p of the kernels of every layer.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model.
+
+    Args:
+        optimiser: rule of the clients' local steps
+
+    Example:
+        >>> from coterie.methods import heterofl
+        >>> heterofl().name
+        'heterofl'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> HeteroFLState:

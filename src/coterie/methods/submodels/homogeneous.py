@@ -36,7 +36,21 @@ def homogeneous(
     batch: BatchSize = 20,
     optimiser: Rule = "sgd",
 ) -> Method:
-    """γ = step. One round of FedAvg."""
+    """Let all clients train the same sub-model by FedAvg: the smallest or the largest.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model.
+
+    Args:
+        size: the smallest sub-model, which every client can afford, or the largest
+        optimiser: rule of the clients' local steps
+
+    Example:
+        >>> from coterie.methods import homogeneous
+        >>> homogeneous(size="largest").settings["size"]
+        'largest'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> HomogeneousState:

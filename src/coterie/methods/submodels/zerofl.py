@@ -58,7 +58,21 @@ def zerofl(
     optimiser: Rule = "sgd",
     extra: NonNegative = 0.1,
 ) -> Method:
-    """γ = step. One round; a client sends the changes of its p + extra largest weights with their indices."""
+    """Let clients compute with their largest weights and upload the changes of those.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; d numbers down per client, and its share p + extra of them up, with indices.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        extra: share of the weights that is uploaded beyond the client's capacity
+
+    Example:
+        >>> from coterie.methods import zerofl
+        >>> zerofl().name
+        'zerofl'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> ZeroFLState:

@@ -43,7 +43,21 @@ def afl(
     output: Literal["last", "average"] = "last",
     batch: BatchSize = 64,
 ) -> Method:
-    """γ_θ and γ_w. One round; d + 1 floats up a client."""
+    """Train one model for the worst mixture of the clients: a minimax game over the client weights.
+
+    Symbols: γ_θ = step, γ_w = outer_step.
+
+    Cost: 1 round per call of round; d + 1 numbers up per client.
+
+    Args:
+        outer_step: γ_w, step size of the ascent on the weights
+        output: the last iterate, or the average of all iterates, for which the theory holds
+
+    Example:
+        >>> from coterie.methods import afl
+        >>> afl(output="average").settings["output"]
+        'average'
+    """
 
     def init(problem: Problem, n: int) -> AFLState:
         theta, w = problem.start, uniform(n, like=problem.start)

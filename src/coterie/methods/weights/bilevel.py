@@ -84,7 +84,27 @@ def bilevel(
     average: bool = False,
     convexity: NonNegative = 0.0,
 ) -> Method:
-    """γ = step (θ), system_step (h); η = outer_step; τ = local_steps; T = steps (five passes); q = refresh; b = cap."""
+    """Learn client weights by projected descent along the hypergradient of the target's loss (Alg. 3).
+
+    Symbols: γ = step, η = outer_step, τ = local_steps, T = steps, q = refresh, b = cap, μ = convexity.
+
+    Cost: 2(1 + ⌈T/τ⌉) + 1 rounds per call of round (2 more with average), and 1 exchange with the target.
+
+    Args:
+        system_step: step size of Local-SVRG for the linear system that gives h
+        outer_step: η, step size of the projected descent on the weights
+        local_steps: τ, local steps between two averages
+        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set
+        batch: rows per corrected gradient
+        refresh: q, probability per step that a client renews its anchor
+        cap: b, largest weight of one client
+        average: return the weighted average of Local-SVRG's iterates instead of the last one
+
+    Example:
+        >>> from coterie.methods import bilevel
+        >>> sorted(bilevel(steps=100, outer_step=0.01).needs)
+        ['gradient', 'hvp', 'target']
+    """
 
     def init(problem: Problem, n: int) -> BilevelState:
         check_cap(cap, n)

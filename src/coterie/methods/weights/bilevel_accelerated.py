@@ -45,7 +45,27 @@ def bilevel_accelerated(
     average: bool = False,
     convexity: NonNegative = 0.0,
 ) -> Method:
-    """Settings as for `bilevel`."""
+    """Learn client weights by accelerated hypergradient descent, for objectives convex in the weights (Alg. 2).
+
+    Symbols: γ = step, η = outer_step, τ = local_steps, T = steps, q = refresh, b = cap, μ = convexity.
+
+    Cost: 2(1 + ⌈T/τ⌉) + 1 rounds per call of round (2 more with average), and 1 exchange with the target.
+
+    Args:
+        system_step: step size of Local-SVRG for the linear system that gives h
+        outer_step: η, step size on the weights; the second sequence moves by η(s + 1)/4 in outer step s
+        local_steps: τ, local steps between two averages
+        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set
+        batch: rows per corrected gradient
+        refresh: q, probability per step that a client renews its anchor
+        cap: b, largest weight of one client
+        average: return the weighted average of Local-SVRG's iterates instead of the last one
+
+    Example:
+        >>> from coterie.methods import bilevel_accelerated
+        >>> bilevel_accelerated().name
+        'bilevel-accelerated'
+    """
 
     def init(problem: Problem, n: int) -> AcceleratedState:
         check_cap(cap, n)

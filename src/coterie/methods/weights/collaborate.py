@@ -76,7 +76,27 @@ def collaborate(
     mirror_batch: BatchSize = "all",
     start: Literal["uniform", "own", "groups"] = "uniform",
 ) -> Method:
-    """c = mirror_step. One round with d floats down and 2d up a client; trial: 1 + mirror_steps, d each way in each."""
+    """Give every client a model of its own, mixed from all clients with learned weights.
+
+    Client i is a target with validation rows of its own; row i of the weight matrix says whose models it mixes.
+
+    Symbols: γ = step, c = mirror_step.
+
+    Cost: 1 round per call of round, d numbers down and 2d up per client; 1 + mirror_steps rounds with mirror="trial".
+
+    Args:
+        mirror: where a target's gradient is taken: joint (at its own model, sent along with the update), trial (at
+            the trial mixtures, one more round per mirror step), or off (the weights stay as they start)
+        mirror_step: c; the first mirror step changes a weight by at most a factor e^c, whatever the units of the loss
+        mirror_steps: mirror steps per round, with mirror="trial"
+        mirror_batch: validation rows per gradient of a target
+        start: first weights: uniform, own (each client alone), or groups (the known groups of the problem)
+
+    Example:
+        >>> from coterie.methods import collaborate
+        >>> collaborate().name
+        'collaborate'
+    """
     walk: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
 
     def init(problem: Problem, n: int) -> CollaborateState:

@@ -44,9 +44,24 @@ def exact_gd(
     batch: BatchSize = "all",
     target_batch: BatchSize = "all",
 ) -> Method:
-    """η (of gradient steps), η_w, K; H + damping·I is inverted.
+    """Learn client weights by the exact hypergradient with a dense Hessian; for models of at most 2,000 parameters.
 
-    K + 2 rounds with gradient steps, 2K + 2 with Newton's; d² floats up a client for a Hessian.
+    Symbols: η = step, η_w = outer_step, K = local_steps.
+
+    Cost: 2K + 2 rounds per call of round (K + 2 with inner="gradient"); d² numbers up per client for each Hessian.
+
+    Args:
+        step: η, step size of the inner steps, where these are gradient steps
+        outer_step: η_w, step size of the projected descent on the weights
+        local_steps: K, inner steps on the model per round
+        inner: inner steps of Newton's method, which reach θ*(w), or of gradient descent
+        damping: added to the diagonal of the Hessian before it is inverted
+        columns: Hessian products that a client computes at once; bounds its memory
+
+    Example:
+        >>> from coterie.methods import exact_gd
+        >>> exact_gd().name
+        'exact-gd'
     """
 
     def init(problem: Problem, n: int) -> ExactGDState:

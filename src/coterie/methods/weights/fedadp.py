@@ -41,7 +41,23 @@ def fedadp(
     batch: BatchSize = "all",
     target_batch: BatchSize = "all",
 ) -> Method:
-    """γ and α. One round; with angle="target" also one exchange with the target."""
+    """Weight clients by the angle between their gradient and the global one, smoothed over rounds.
+
+    Symbols: γ = step, α = steepness.
+
+    Cost: 1 round per call of round, and 1 exchange with the target with angle="target".
+
+    Args:
+        steepness: α, how sharply the weight falls with the angle
+        angle: the angle to the mean gradient of all clients, or to the target's gradient
+        smooth: use the mean angle of the rounds in which a client participated, not the angle of this round alone
+        target_batch: rows of the target's gradient, with angle="target"
+
+    Example:
+        >>> from coterie.methods import fedadp
+        >>> fedadp().name
+        'fedadp'
+    """
 
     def weights(sizes: Tensor, angles: Tensor) -> Tensor:
         return torch.softmax(sizes.to(angles).log() + gompertz(angles, steepness), dim=0)

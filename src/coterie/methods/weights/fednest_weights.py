@@ -48,9 +48,22 @@ def fednest_weights(
     cap: Probability = 1.0,
     ask: Ask = "all",
 ) -> Method:
-    """FedNest for client weights: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz.
+    """Run FedNest with the client weights as outer variable and the model as inner variable.
 
-    2T + N + 1 rounds, and one exchange with the target, which is one more round if the target is a client.
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps.
+
+    Cost: 2T + N + 1 rounds per call of round, and 1 exchange with the target.
+
+    Args:
+        step: β, total step size of the corrected local steps; each has size β/τ
+        outer_step: α, step size of the projected descent on the weights; 0 keeps the weights
+        local_steps: τ, local steps per inner round: one number, or one per client
+        anchor: rows of every global quantity: gradients, Hessian products, slopes
+
+    Example:
+        >>> from coterie.methods import fednest_weights
+        >>> fednest_weights().name
+        'fednest-weights'
     """
     local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 

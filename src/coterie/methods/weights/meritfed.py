@@ -62,10 +62,31 @@ def meritfed(
     momentum: Share = 0.9,
     second_momentum: Share = 0.999,
 ) -> Method:
-    """γ, α and the rest as above; the server's η is γ unless server_step is given.
+    """Learn client weights by mirror descent on the target's loss after the weighted step.
 
-    One round, and mirror_steps exchanges with the target, which cost nothing if that is the server; one exchange with
-    solver="quadratic", on the rank leading directions of the gradients (all of them by default).
+    In every round clients send one gradient (or local steps). The server chooses the weights of their mean so that the
+    model after the step has a small loss on the target's rows, and then takes the step.
+
+    Symbols: γ = step, α = mirror_step, η = server_step (γ unless given).
+
+    Cost: 1 round per call of round, and mirror_steps exchanges with the target (1 with solver="quadratic").
+
+    Args:
+        mirror_step: α, step size of the mirror descent; raise it if the weights hardly move
+        mirror_steps: mirror steps per round; 0 keeps the weights
+        mirror_batch: rows of the target per mirror step, with mirror="smd" or data="fresh"
+        average: use the mean of a round's mirror iterates instead of the last one
+        cut: after this many rounds the mirror step is divided by 10; never if not set
+        rank: leading directions of the gradients that the second-order model uses, with solver="quadratic"; all if not
+            set
+        local_steps: local steps of each client; with 1, clients send a gradient
+        server_step: η, step size of the server's rule; γ if not set
+        momentum: β of the server's rule, for momentum and Adam
+
+    Example:
+        >>> from coterie.methods import meritfed
+        >>> meritfed(step=0.5, mirror_step=1.0).settings["step"]
+        0.5
     """
     by_block = mirror == "smd" or data == "fresh"
     judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)

@@ -72,7 +72,28 @@ def primal_dual(
     batch: BatchSize = 64,
     target_batch: BatchSize = "all",
 ) -> Method:
-    """η_θ, η_λ, η_w, Γ, D and K, in this order. K rounds; 2Kd floats up a client, one more with scalar="client"."""
+    """Learn client weights at the saddle point of an augmented Lagrangian, without inverse Hessians.
+
+    Symbols: η_θ = step, η_λ = dual_step, η_w = outer_step, Γ = augmentation, D = radius, K = local_steps.
+
+    Cost: K rounds per call of round (2K with ask="weighted"), K exchanges with the target; 2Kd numbers up per client.
+
+    Args:
+        step: η_θ, step size of the model
+        dual_step: η_λ, step size of the dual variable
+        outer_step: η_w, step size on the weights; keep it well below dual_step
+        augmentation: Γ, weight of the clients' loss in the Lagrangian; a warning reports where it is below the
+            theorem's bound
+        radius: D, largest norm of the dual variable
+        local_steps: K, steps on the model and the dual variable per update of the weights
+        warmup: rounds that leave the weights alone until the dual variable has settled
+        scalar: who computes λᵀ∇L_k: the server from the gradients, or the client, which then sends one number more
+
+    Example:
+        >>> from coterie.methods import primal_dual
+        >>> primal_dual().name
+        'primal-dual'
+    """
 
     def init(problem: Problem, n: int) -> PrimalDualState:
         theta = problem.start

@@ -49,7 +49,23 @@ def rfho(
     batch: BatchSize = 64,
     target_batch: BatchSize = "all",
 ) -> Method:
-    """η, η_w and K. 2K rounds; K(N+1)d floats up a client of positive weight, Kd one of weight 0."""
+    """Learn client weights by forward-mode differentiation through the training itself.
+
+    Symbols: η = step, η_w = outer_step, K = local_steps.
+
+    Cost: 2K rounds per call of round (2K − 1 without carry), 1 exchange with the target; K(N + 1)d numbers up each.
+
+    Args:
+        local_steps: K, steps on the model per update of the weights
+        outer_step: η_w, step size of the projected descent on the weights
+        carry: keep the derivative ∂θ/∂w from round to round instead of starting at 0
+        columns: rows of ∂θ/∂w that a client multiplies by its Hessian at once; bounds its memory
+
+    Example:
+        >>> from coterie.methods import rfho
+        >>> rfho().name
+        'rfho'
+    """
 
     def init(problem: Problem, n: int) -> RFHOState:
         theta = problem.start

@@ -78,7 +78,23 @@ def sustain(
     batch: BatchSize = 64,
     target_batch: BatchSize = "all",
 ) -> Method:
-    """β, α, s, the number k of Hessian products, 1 − η_g and 1 − η_f, in this order. k + 2 rounds."""
+    """Learn client weights in one loop, with recursive momentum on the model and on the weights.
+
+    Symbols: β = step, α = outer_step, s = series_step, k = local_steps, 1 − η_g = momentum, 1 − η_f = weight_momentum.
+
+    Cost: k + 2 rounds per call of round, and 2 exchanges with the target (1 without weight_momentum).
+
+    Args:
+        series_step: s, step size of the series for the inverse Hessian; at most 1/ℓ
+        local_steps: k, Hessian products in the series
+        momentum: 1 − η_g, momentum of the model's gradient; 0 is plain SGD
+        weight_momentum: 1 − η_f, momentum of the hypergradient; 0 halves the exchanges
+
+    Example:
+        >>> from coterie.methods import sustain
+        >>> sustain().name
+        'sustain'
+    """
 
     def init(problem: Problem, n: int) -> SustainState:
         theta, w = problem.start, uniform(n, like=problem.start)
