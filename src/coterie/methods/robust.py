@@ -1,14 +1,14 @@
-"""FedAvg with a robust mean of the local walks in place of the plain one: baselines against Byzantine clients.
+"""FedAvg with a robust mean of the local updates instead of the plain one: baselines against Byzantine clients.
 
-    krum               the walk nearest to most others (Blanchard et al. 2017)
-    multi-krum         the mean of the best of them by that score
-    coordinate-median  the median by coordinate (Yin et al. 2018)
-    trimmed-mean       the mean by coordinate without the f smallest and largest
+    krum               the update nearest to most others (Blanchard et al. 2017)
+    multi-krum         the mean of the updates with the best such scores
+    coordinate-median  the median per coordinate (Yin et al. 2018)
+    trimmed-mean       the mean per coordinate without the f smallest and largest
     geometric-median   the point of least distance to all, by smoothed Weiszfeld steps (RFA, Pillutla et al. 2022)
 
 x⁺ = x + A({x_k − x}); with local_steps = 1 that is x − γ A({∇L_k(x)}), because each A commutes with scalings. The
-assumed number of attackers f is a count or a share; where fewer clients answer than are needed to bear f, it is lowered
-to what they can bear. They presume that the honest majority agrees: strangers among them are no attackers to be found.
+assumed number of attackers f is a count or a share; with fewer replies than are needed to tolerate f, it is lowered to
+what they tolerate. All rules presume that the honest majority agrees: they cannot tell strangers from attackers.
 """
 
 from collections.abc import Callable
@@ -52,27 +52,27 @@ def aggregated(
 
 
 class BreakdownPoint(NamedTuple):
-    """How many attackers a rule bears: `per` clients for each of them and `more` beside."""
+    """How many attackers a rule tolerates: it needs `per` clients for each of them, and `more` besides."""
 
     attackers: int | float
     per: int
     more: int
 
     def among(self, n: int) -> int:
-        """f among n answers, lowered to what they can bear."""
+        """f among n replies, lowered to what they tolerate."""
         return max(0, min(head_count(self.attackers, n), (n - self.more) // self.per))
 
     def check(self, name: str) -> Callable[[int], None]:
-        """Refuses a number of clients that cannot bear f."""
+        """A check that refuses too few clients to tolerate f attackers."""
 
         def check(n: int) -> None:
             f = head_count(self.attackers, n)
             if self.per * f + self.more > n:
                 least, most = self.per * f + self.more, (n - self.more) // self.per
-                remedy = f"lower method.attackers to at most {most}" if most > 0 else "take another method"
+                remedy = f"lower method.attackers to at most {most}" if most > 0 else "use another method"
                 raise UsageError(
-                    f"{name} bears {f} attackers (method.attackers = {self.attackers:g}) only among {least} clients or "
-                    f"more, and there are {n}; {remedy}."
+                    f"{name} tolerates {f} attackers (method.attackers = {self.attackers:g}) only among {least} "
+                    f"clients or more, and there are {n}; {remedy}."
                 )
 
         return check

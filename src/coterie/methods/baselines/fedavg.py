@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017): every client walks some steps from the common model; the server averages.
+"""FedAvg (McMahan et al. 2017): every client takes local steps from the common model; the server averages.
 
 Deviation: batches are drawn with replacement, not by epochs.
 """
@@ -49,7 +49,7 @@ def fedavg(
 
     def round(fed: Federation, s: FedAvgState, draw: Draw) -> FedAvgState:
         w = fed.sizes.to(s.x) if weights == "sizes" else None
-        walk = draw.phase("walk")
-        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=walk, step=step, steps=local_steps, batch=batch))
+        at = draw.phase("walk")
+        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=at, step=step, steps=local_steps, batch=batch))
 
     return Method("fedavg", init, round, lambda s: View(s.x))

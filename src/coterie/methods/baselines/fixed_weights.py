@@ -1,9 +1,9 @@
 """Gradient descent with weights that are given, not learned: θ ← θ − η (N/|A|) Σ_A w_k ∇L_k(θ).
 
-avg    1/N each
+avg    1/N for each client
 opt    the best weights, where the problem knows them
-val    the target's own few rows instead of the clients' (nobody is asked)
-[...]  one's own, as proportions
+val    the target's own few rows instead of the clients' (no client is asked)
+[...]  your own, as proportions
 """
 
 from typing import Any, Literal, NamedTuple
@@ -77,7 +77,7 @@ def fixed_weights(
 def _proportions(weights: Any, n: int) -> Tensor:
     w = torch.tensor(weights, dtype=torch.float64)
     if len(w) != n:
-        raise UsageError(f"method.weights has {len(w)} numbers, but there are {n} clients; give one a client.")
+        raise UsageError(f"method.weights has {len(w)} numbers, but there are {n} clients; give one per client.")
     if float(w.sum()) <= 0.0:
         raise UsageError("method.weights sums to 0; at least one client needs a positive weight.")
     return w / w.sum()

@@ -1,6 +1,6 @@
 """Local-SVRG (Gorbunov, Hanzely and Richtárik 2021; Algorithm 1 of the adaptively weighted nodes paper).
 
-Minimises Σ_k w_k f_k(x), f_k a finite sum. Client k keeps an anchor y_k and ∇f_k(y_k) and walks
+Minimises Σ_k w_k f_k(x), f_k a finite sum. Client k keeps an anchor y_k and ∇f_k(y_k) and takes the steps
 
     g_k = ∇f_{k,B}(x_k) − ∇f_{k,B}(y_k) + ∇f_k(y_k),   x_k ← x_k − γ g_k,   y_k ← old x_k with probability q;
 
@@ -36,7 +36,7 @@ Whole = Callable[..., Vector]
 
 
 class Anchor(NamedTuple):
-    """What a client remembers: y, ∇f(y), the running output average, and the constants of its f."""
+    """The memory of a client: y, ∇f(y), the running output average, and the constants of its f."""
 
     y: Vector
     gradient: Vector
@@ -45,7 +45,7 @@ class Anchor(NamedTuple):
 
 
 class SVRGSteps(NamedTuple):
-    """The knobs of Local-SVRG: γ, τ, q, T, the batch size, and whether and with which μ the output is averaged."""
+    """The settings of Local-SVRG: γ, τ, q, T, the batch size, whether the output is averaged, and μ."""
 
     step: float
     period: int
@@ -78,7 +78,7 @@ def solve(
     begin, go = (begin_model, model_steps) if instance == "model" else (begin_system, system_steps)
     blank = Anchor(*(torch.zeros_like(start),) * 3, tuple(torch.zeros_like(c) for c in constants))
     ready, memory = fed.gather(begin, (start, constants), memory=Memory.start(blank, fed.n), draw=draw)
-    fed = replace(fed, ids=ready.ids)  # whoever missed the beginning has no anchor
+    fed = replace(fed, ids=ready.ids)  # a client that missed the beginning has no anchor
     x = start
     for first in range(0, svrg.steps, svrg.period):
         x, memory = fed.mean(
@@ -100,7 +100,7 @@ def solve(
 
 @work("local-svrg/begin-model", update=None, whole_pass=True)
 def begin_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """Anchor at the start; says 1 when done."""
+    """Anchor at the start; replies 1 when done."""
     x, _ = shared
     return x.new_ones(()), Anchor(x, shard.task.full_gradient(x, own_rows(shard)), torch.zeros_like(x), ())
 
@@ -122,7 +122,7 @@ def steps_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
 
 @work("local-svrg/begin-system", update=None, whole_pass=True)
 def begin_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """Anchor at the start, with θ and ∇L_0(θ) kept for the walks; says 1 when done."""
+    """Anchor at the start, with θ and ∇L_0(θ) kept for the steps; replies 1 when done."""
     h, (theta, goal) = shared
     gradient = shard.task.full_hvp(theta, h, own_rows(shard)) - goal
     return h.new_ones(()), Anchor(h, gradient, torch.zeros_like(h), (theta, goal))
@@ -144,7 +144,7 @@ def system_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw
 
 @work("local-svrg/output-average", update=moved_from())
 def output_average(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """Σ u_t x_k^(t) / Σ u_t over this client's iterates. What is sent, the last average, is what it is counted from."""
+    """Σ u_t x_k^(t) / Σ u_t over this client's iterates, as a difference from the x that was sent."""
     return private.mean, private
 
 

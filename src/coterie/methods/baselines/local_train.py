@@ -1,7 +1,7 @@
 """Local training: the target learns from its own few rows alone. The baseline that collaboration must beat.
 
 Plain mini-batch gradient descent, or SVRG where `refresh`, the probability of a new anchor, is set. With `everyone`
-each client so trains a model of its own on its training rows, by plain steps, and keeps it.
+each client trains a model of its own on its training rows, by plain steps, and keeps it.
 """
 
 from typing import NamedTuple
@@ -20,14 +20,14 @@ from coterie.settings import BatchSize, Count, Positive, Probability
 
 
 class LocalTrainState(NamedTuple):
-    """The target's model, or what the clients keep of theirs."""
+    """The target's model, or the models that the clients keep."""
 
     x: Tensor | Memory
 
 
 @work("local-train/own-steps", update=())
 def own_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """A client's own model goes on; nothing is uploaded."""
+    """A client's own model after more local steps; nothing is uploaded."""
     return (), local_sgd(shard, private, None, static, draw)
 
 

@@ -1,4 +1,4 @@
-"""SGD-Full: parallel SGD over everybody, x ← x − γ/|A| Σ_A g_k(x). What learned weights must beat."""
+"""SGD-Full: parallel SGD over all clients, x ← x − γ/|A| Σ_A g_k(x). The baseline that learned weights must beat."""
 
 from typing import NamedTuple
 

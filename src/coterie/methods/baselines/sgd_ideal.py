@@ -1,4 +1,4 @@
-"""SGD-Ideal: parallel SGD over the target's true friends, x ← x − γ/|G| Σ_{k∈G} g_k(x). Nobody else is asked.
+"""SGD-Ideal: parallel SGD over the target's true friends, x ← x − γ/|G| Σ_{k∈G} g_k(x). No other client is asked.
 
 Only where the problem knows the friends. Averaging G of them has variance σ²/G: the rate that MeritFed's theory
 promises without knowing who they are.
@@ -19,7 +19,7 @@ from coterie.settings import BatchSize, Positive
 
 
 class SGDIdealState(NamedTuple):
-    """The common model; the weights: equal for friends, 0 for the others; how many friends there are."""
+    """The common model; the weights: equal for friends, 0 for the others; the number of friends."""
 
     x: Tensor
     w: Tensor

@@ -4,13 +4,13 @@
     encode   Enc{v} = −(∂θ_x/∂x)ᵀv = −(S_Uᵀ)⁺v, U the support of θ_x
 
 All clients share S (as in the paper's experiments), which is a function of the seed, as the model's start θ₀ is. So p
-numbers go down and p up, and clients keep nothing. x starts at Sθ₀.
+numbers are sent each way, and clients keep nothing. x starts at Sθ₀.
 
 β = 0: for p < d the printed inverse of SᵀS does not exist and the minimiser is not unique. Gradient descent from θ₀
 ends at the nearest one, θ_x = θ₀ + S⁺(x − Sθ₀): x is the sketch of a *difference*, and training moves in the p
-dimensions of θ₀ + range Sᵀ. Error feedback would be void there: what is lost, v − S⁺Sv, is orthogonal to all that S can
+dimensions of θ₀ + range Sᵀ. Error feedback would be void there: the residual v − S⁺Sv is orthogonal to all that S can
 carry (`fedsep-redraw` draws S anew each round, and has it). β > 0: the LASSO, by FISTA. Eq. 5 is printed without the
-minus sign that Enc = −∂θ/∂x needs; here it is there.
+minus sign that Enc = −∂θ/∂x needs; here it is present.
 
 The server step: Enc carries the share p/d of a gradient, so η_g = 1 hardly moves for p ≪ d. For a random projection P
 on p dimensions ‖P∇²fP‖ is about (p λ₁ + tr ∇²f)/d, so the largest stable step is d/(p + r) times the uncompressed one,
@@ -36,11 +36,11 @@ from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 CURVED = 200  # r: about how many directions a network's loss curves in
-SHARE = 20  # the default size is one number for so many parameters
+SHARE = 20  # parameters per sent number, by default
 
 
 class FedSepState(NamedTuple):
-    """The communication parameter [p] and the start θ₀ [d], which everybody knows."""
+    """The communication parameter [p] and the start θ₀ [d], which all clients know."""
 
     x: Tensor
     start: Tensor

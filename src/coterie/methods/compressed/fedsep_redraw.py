@@ -28,7 +28,7 @@ from coterie.settings import BatchSize, Count, Positive
 
 
 class FedSepRedrawState(NamedTuple):
-    """The model [d], its last step as it is sent [p], and the clients' copies and errors."""
+    """The model [d], its last step as sent [p], and the clients' copies and errors."""
 
     theta: Tensor
     x: Tensor
@@ -43,7 +43,7 @@ def drawn(static: Any, dimension: int, t: int) -> Sketch:
 
 @work("fedsep-redraw/client-round", update=RESULT)
 def redrawn_round(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """The client's step in the space of S_t; it remembers its copy and what was lost."""
+    """The client's step in the space of S_t; it keeps its copy and the residual."""
     copy, error = private
     d, t, steps = len(copy), static.round, static.solve_steps
     whole = shared.shape[0] == d  # a step has p < d numbers

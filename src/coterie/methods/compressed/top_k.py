@@ -1,9 +1,9 @@
-"""Top-k with error feedback (Stich et al. 2018), for local walks and in both directions.
+"""Top-k with error feedback (Stich et al. 2018), for local updates and in both directions.
 
     client   v = (x_k − x) + e_k,   sends top_k(v),   e_k ← v − top_k(v)
     server   u = η_g mean top_k(v) + e,   x ← x + top_k(u),   e ← u − top_k(u)
 
-The sum of sparse uploads is hardly sparse, so with `down = "dense"` the model goes down whole (the usual baseline);
+The sum of sparse uploads is hardly sparse, so with `down = "dense"` the whole model is sent down (the usual baseline);
 with `down = "top-k"` the server compresses its step as the clients do theirs, and clients keep a copy of the model.
 Values and their indices (int32) are sent and billed.
 """
@@ -25,7 +25,7 @@ from coterie.numerics.sparse import top_k as largest
 from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
-SHARE = 40  # by default one entry, with its index, for so many parameters
+SHARE = 40  # parameters per sent entry, by default
 
 
 class TopKState(NamedTuple):
@@ -39,7 +39,7 @@ class TopKState(NamedTuple):
 
 @work("top-k/sparse-steps", update=(RESULT, None))
 def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """The largest entries of the walk and the error so far."""
+    """The largest entries of the update plus the error so far."""
     copy, error = private
     x = shared if isinstance(shared, Tensor) else copy + shared.dense(len(copy))
     v = local_sgd(shard, x, None, static, draw) - x + error
@@ -85,9 +85,9 @@ def top_k(
 
     def round(fed: Federation, s: TopKState, draw: Draw) -> TopKState:
         kept, d = len(s.change.values), len(s.x)
-        told = s.x if down == "dense" else s.replicas.message(fed, s.change, s.x)
+        message = s.x if down == "dense" else s.replicas.message(fed, s.change, s.x)
         (sent, ids), memory = fed.gather(
-            sparse_steps, told, memory=s.replicas.memory, draw=draw.phase("walk"), k=kept, **knobs
+            sparse_steps, message, memory=s.replicas.memory, draw=draw.phase("walk"), k=kept, **knobs
         )
         u = server_step * sent.dense(d).mean(0) + s.error
         change = largest(u, kept)
@@ -99,7 +99,7 @@ def top_k(
 
 
 def checked_k(k: int | None, dimension: int) -> int:
-    """k, by default d/40; more entries than there are is refused."""
+    """k, by default d/40; more entries than parameters are refused."""
     if k is not None and k > dimension:
         raise UsageError(f"method.k = {k} exceeds the {dimension} parameters; lower it.")
     return k or max(1, dimension // SHARE)

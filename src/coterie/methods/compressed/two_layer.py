@@ -1,6 +1,6 @@
-"""FedSep (Li and Huang 2023), Algorithm 1: clients talk in x ∈ R^p and learn in y ∈ R^d.
+"""FedSep (Li and Huang 2023), Algorithm 1: clients communicate x ∈ R^p and learn y ∈ R^d.
 
-    decode   y = y_x = argmin_y g(x, y)           at the client, from what the server sent
+    decode   y = y_x = argmin_y g(x, y)           at the client, from the x that it received
     learn    y ← y − η∇f(y), I times              Δy, on the client's own rows
     encode   Enc{Δy} = −(∂y_x/∂x)ᵀΔy = ∇²_xy g [∇²_yy g]⁻¹Δy
     server   x ← x − η_g mean Enc{Δy}             a descent step on h(x) = f(y_x), because Δy ≈ −ηI∇f

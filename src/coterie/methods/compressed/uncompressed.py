@@ -1,6 +1,6 @@
-"""Averages of local walks, sent whole: the baseline of compressed training. x ← x + η_g mean(x_k − x).
+"""Averages of local updates, sent whole: the baseline of compressed training. x ← x + η_g mean(x_k − x).
 
-FedAvg with equal weights and a server step; 2d numbers a client a round.
+FedAvg with equal weights and a server step; 2d numbers per client and round.
 """
 
 from typing import NamedTuple

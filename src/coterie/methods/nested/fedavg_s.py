@@ -1,6 +1,6 @@
 """FedAvg-S (Hou et al. 2021): simultaneous federated gradient descent–ascent, the baseline for minimax problems.
 
-Every client walks τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) ∇_y f_i); the server averages both.
+Every client takes τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) ∇_y f_i); the server averages both.
 """
 
 from coterie.federation import Federation

@@ -1,13 +1,13 @@
 """FedNest (Tarzanagh et al. 2022, Alg. 1): federated bilevel, minimax, compositional and single-level problems.
 
-    T times  y ← FedInn(x, y)      Alg. 4: corrected local walks on g
-             x ← FedOut(x, y)      Alg. 2: corrected local walks on f along the global hypergradient (Alg. 3)
+    T times  y ← FedInn(x, y)      Alg. 4: corrected local steps on g
+             x ← FedOut(x, y)      Alg. 2: corrected local steps on f along the global hypergradient (Alg. 3)
 
 FedNest_SGD takes plain local steps in FedInn (Alg. 6). `fednest-weights` is the form for weighting problems.
 
 Deviations: the deterministic series is the default, Alg. 3's random truncation an option (series = "random"), and
 conjugate gradients another. The clients of a round are the same in all its phases (S_0 … S_N' = S). Global quantities
-(q, ∇_y f, products, h) use all rows unless `anchor` says otherwise. outer_step = 0 keeps x: no tuning.
+(q, ∇_y f, products, h) use all rows unless `anchor` limits them. outer_step = 0 keeps x.
 """
 
 from torch import Tensor

@@ -1,6 +1,6 @@
 """Light FedNest (Tarzanagh et al. 2022, App. A): every client estimates the hypergradient from its own data alone.
 
-LFedNest is Alg. 6 inside Alg. 5; LFedNest_SVRG is Alg. 4 inside Alg. 5; LFedNest-NonAlt (App. H.1) does y_i and then
+LFedNest is Alg. 6 inside Alg. 5; LFedNest_SVRG is Alg. 4 inside Alg. 5; LFedNest-NonAlt (App. H.1) updates y_i and then
 x_i at each client before anything is averaged. Cheap where clients are alike, biased where they are not: a mean of
 local inverses is not the inverse of the mean.
 

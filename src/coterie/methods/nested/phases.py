@@ -1,6 +1,6 @@
-"""The paper's algorithms 2 to 6, each a function of the federation. FedNest and its variants are built from them.
+"""The paper's algorithms 2 to 6, each as a function of the federation. FedNest and its variants are built from them.
 
-Rounds are upload barriers, one a verb:
+Rounds are upload barriers, one per verb:
 
     FedInn   2        mean q_i, mean y_i
     LFedInn  1        mean y_i
@@ -10,7 +10,7 @@ Rounds are upload barriers, one a verb:
     LFedOut  1        mean x_i
 
 So an epoch of FedNest with T inner rounds takes 2T + (1 + N) + 2 = 2T + N + 3. The deterministic series needs N − 1
-products for its N terms; the N-th measures its residual, ‖b − Hp‖/‖b‖ = ‖(I − H/ℓ)ᴺ b‖/‖b‖, and so tells whether it
+products for its N terms; the N-th measures its residual, ‖b − Hp‖/‖b‖ = ‖(I − H/ℓ)ᴺ b‖/‖b‖, and so shows whether it
 converges at all. Minimax and single-level problems have no indirect term, hence no FedIHGP; for compositional ones the
 Hessian is the identity and p = mean ∇_y f_i is exact.
 """
@@ -64,7 +64,7 @@ Outer = Callable[[Federation, NestedState, Draw], Tensor]
 
 
 class Inverse(NamedTuple):
-    """How H⁻¹b is approximated: series, its N terms, ℓ ≥ ‖H‖, rows a product."""
+    """How H⁻¹b is approximated: series, its N terms, ℓ ≥ ‖H‖, rows per product."""
 
     series: Series
     terms: int
@@ -86,7 +86,7 @@ def view(s: NestedState) -> View:
 
 
 def fedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, anchor: int | str, draw: Draw) -> Tensor:
-    """Alg. 4: y⁺ by corrected local walks. Two rounds."""
+    """Alg. 4: y⁺ by corrected local steps. Two rounds."""
     q = fed.mean(inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
     tau, steps = pace(local.steps, y)
     shared = (x, y, q, tau)
@@ -94,7 +94,7 @@ def fedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, anchor: int
 
 
 def lfedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, draw: Draw) -> Tensor:
-    """Alg. 6: y⁺ by plain local walks. One round."""
+    """Alg. 6: y⁺ by plain local steps. One round."""
     tau, steps = pace(local.steps, y)
     shared = (x, y, tau)
     return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
@@ -182,7 +182,7 @@ def _rounded_up(value: float) -> float:
 
 
 def fedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
-    """Alg. 2: x⁺ by local walks along the global hypergradient. Two rounds, and those of FedIHGP."""
+    """Alg. 2: x⁺ by local steps along the global hypergradient. Two rounds, and those of FedIHGP."""
     h = global_hypergradient(fed, s, inverse, draw)
     tau, steps = pace(local.steps, s.x)
     shared = (s.x, s.y, h, tau)
@@ -196,7 +196,7 @@ def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw
 
 
 def lfedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
-    """Alg. 5: x⁺ by local walks along the clients' own hypergradients. One round."""
+    """Alg. 5: x⁺ by local steps along the clients' own hypergradients. One round."""
     tau, steps = pace(local.steps, s.x)
     x, series_stats = fed.mean(
         local_outer_steps,
@@ -211,7 +211,7 @@ def lfedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse
 
 
 def local_settings(local: LocalSteps, inverse: Inverse) -> dict[str, Any]:
-    """The settings of a local series, as they are sent."""
+    """The settings of local steps with a local series, as sent to clients."""
     return {"batch": local.batch, "series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
 
 

@@ -1,7 +1,7 @@
-"""Works of the nested methods: what a client computes in FedInn, FedIHGP, FedOut and their light variants.
+"""Works of the nested methods: the client's part of FedInn, FedIHGP, FedOut and their light variants.
 
-A walk of client i takes τ_i steps of size step/τ_i, as in Theorem 3.1. Where τ_i differ they come as a row each, all
-clients run the largest number, and steps beyond a client's own change nothing. g is evaluated on the client's own
+Client i takes τ_i local steps of size step/τ_i, as in Theorem 3.1. Where the τ_i differ, each client receives its own;
+all clients run the largest number, and steps beyond a client's own change nothing. g is evaluated on the client's own
 (train) rows, f on its goal (validation) rows.
 """
 
@@ -18,18 +18,18 @@ from coterie.methods.shared.works import draw_batch, goal_rows, own_rows
 from coterie.numerics import Draw
 
 Pace = int | list[int]
-HUGE = 1e30  # stands for infinity, which the screening would reject before anybody could explain it
+HUGE = 1e30  # stands for infinity, which the screening would reject before the error could be explained
 
 
 def pace(steps: Pace, like: Tensor) -> tuple[Each | None, int]:
-    """τ as it is sent: nothing where it is common, a row each where it differs; and the largest τ."""
+    """τ as a payload (None where it is common, one row per client where it differs), and the largest τ."""
     if isinstance(steps, int):
         return None, steps
     return Each(torch.tensor(steps, device=like.device)), max(steps)
 
 
 def local_batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
-    """A batch a step, with replacement, or all rows each time."""
+    """One batch per step, drawn with replacement, or all rows each time."""
     if isinstance(size, str):
         everything = rows.all()
         yield from (everything for _ in range(steps))
@@ -113,7 +113,7 @@ def outer_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, 
 
 @work("fednest/local-outer-steps", update=(moved_from(0), None))
 def local_outer_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """x_i ← x_i − α_i h_i with the client's own hypergradient  (Alg. 5); and what its series looked like."""
+    """x_i ← x_i − α_i h_i with the client's own hypergradient  (Alg. 5); and the statistics of its series."""
     x, y, tau = shared
     alpha = step_size(static, tau, x)
     worst = x.new_zeros(2)
@@ -159,7 +159,7 @@ def _local_hypergradient(
 ) -> tuple[Tensor, Tensor]:
     """h_i from the client's own Hessian, by the series with N terms (its truncation random or not).
 
-    The series_stats is (growth of the terms, curvature seen where they grew): both 0 where there is no series.
+    The second result has the growth of the terms and the curvature where they grew; both are 0 without a series.
     """
     task, rows = shard.task, own_rows(shard)
     h = task.direct_gradient(x, y, batch)

@@ -1,4 +1,4 @@
-"""Works that several methods ask for."""
+"""Works and settings that several methods share."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ class LocalSteps(NamedTuple):
 
 
 def own_rows(shard: Shard) -> Rows:
-    """The rows a holder learns from: its training rows, or its validation rows if it has nothing else."""
+    """The rows that the holder of a shard trains on: its training rows, or its validation rows if it has no others."""
     rows = shard.train if shard.train is not None else shard.valid
     if rows is None:
         raise ValueError("a shard without rows")
@@ -41,7 +41,7 @@ def goal_rows(shard: Shard) -> Rows:
 
 
 def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
-    """One batch with replacement."""
+    """One batch, drawn with replacement, or all rows."""
     if isinstance(size, str):
         return rows.all()
     return rows.take(draw.batches(rows.count, size, 1)[0])

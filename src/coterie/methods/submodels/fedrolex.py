@@ -2,7 +2,7 @@
 
 In round t a client of capacity p trains the kernels t, t+1, … of each layer, around its end to its beginning, so that
 all of them are trained equally often. Each parameter becomes the mean over the clients that held it. Deviation: the
-number of kernels is rounded down, so that nobody trains more than its capacity.
+number of kernels is rounded down, so that no client trains more than its capacity.
 """
 
 from typing import NamedTuple

@@ -8,12 +8,13 @@
 T are multiply-adds, of the sub-model and of the whole. HN is a small network: an embedding of each group of kernels,
 through a hidden layer common to all groups, gives the logits of its kernels. It starts with all a alike and T(a) just
 below the budget, so that the data decide from the first step on. A client decodes again when its mask is `refresh`
-rounds old; for that it is sent the whole ω, otherwise its sub-model only. Who can train everything decodes nothing.
+rounds old; for that it receives the whole ω, otherwise its sub-model only. A client that can train everything does not
+decode.
 
-Remark 3 prints the mean over all active clients and says that it is the rule of the literature, which is the mean over
-those who trained a parameter: `average` offers both, the second is the default. φ starts anew at every decode (to carry
-it on was no better). The decode runs the whole network at the client, whatever its capacity: so in the paper,
-which does not say it.
+Remark 3 prints the mean over all active clients and calls it the rule of the literature, which is the mean over the
+clients that trained a parameter: `average` offers both, the second is the default. φ starts anew at every decode (to
+keep it was no better). The decode runs the whole network at the client, whatever its capacity, as in the paper, which
+does not state it.
 """
 
 from math import log, sqrt
@@ -36,7 +37,7 @@ from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 LARGEST = 0.99  # a mask of 1 has no finite logit
-MARGIN = 0.05  # masks start so much below the budget: above it, the resource loss would drown what the data say
+MARGIN = 0.05  # masks start this much below the budget: above it, the resource loss would outweigh the data
 
 
 class FedSepSubmodelState(NamedTuple):
@@ -49,8 +50,8 @@ class FedSepSubmodelState(NamedTuple):
     rounds: int
 
 
-class Answer(NamedTuple):
-    """What clients of one capacity learnt, who they are, and their masks if these are new."""
+class Reply(NamedTuple):
+    """The changes of clients of one capacity, their ids, and their masks if these are new."""
 
     part: Part
     ids: Tensor
@@ -191,23 +192,23 @@ def fedsep_submodel(
             for new in (False, True)
         }
 
-        def ask(key: tuple[int, bool], some: Federation) -> Answer:
+        def ask(key: tuple[int, bool], group: Federation) -> Reply:
             level, new = key
             share = task.shares[level]
             settings: dict[str, Any] = {**local._asdict(), "level": level, "scaled": scaled}
             if new:
-                (change, masks), ids = some.gather(decode_and_learn, s.x, draw=at, **settings, **decoding)
-                return Answer(Part(cut.index(masks, share), change), ids, masks)
-            index = cut.index(s.masks[some.ids] if share < 1.0 else cut.first(share), share)
-            change, ids = some.gather(learn, sent(s.x, index, some.ids), draw=at, **settings)
-            return Answer(Part(answered(index, some.ids, ids), change), ids, None)
+                (change, masks), ids = group.gather(decode_and_learn, s.x, draw=at, **settings, **decoding)
+                return Reply(Part(cut.index(masks, share), change), ids, masks)
+            index = cut.index(s.masks[group.ids] if share < 1.0 else cut.first(share), share)
+            change, ids = group.gather(learn, sent(s.x, index, group.ids), draw=at, **settings)
+            return Reply(Part(answered(index, group.ids, ids), change), ids, None)
 
-        answers = asked(fed, groups, ask)
+        replies = asked(fed, groups, ask)
         masks, decoded = s.masks, s.decoded
-        for _, ids, new in answers:
+        for _, ids, new in replies:
             if new is not None:
                 masks, decoded = masks.index_copy(0, ids, new), decoded.index_fill(0, ids, s.rounds)
-        x = merged(s.x, [answer.part for answer in answers], everyone=average == "active")
+        x = merged(s.x, [reply.part for reply in replies], everyone=average == "active")
         return FedSepSubmodelState(s.x + server_step * (x - s.x), s.levels, masks, decoded, s.rounds + 1)
 
     return Method("fedsep-submodel", init, round, lambda s: View(s.x), needs=NEEDS)

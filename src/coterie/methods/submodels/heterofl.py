@@ -2,7 +2,7 @@
 
 Small sub-models lie within large ones; each parameter becomes the mean over the clients that hold it. The model is that
 of the largest capacity: kernels beyond it are 0. Static batch norm, scalers and the masked loss are the problem's
-(`submodels`). Deviations: the number of kernels is rounded down, so that nobody trains more than its capacity; the rows
+(`submodels`). Deviations: the number of kernels is rounded down, so that no client exceeds its capacity; the rows
 of the output layer are averaged over all clients, not only over those that have the class.
 """
 

@@ -1,4 +1,4 @@
-"""All clients train the same sub-model: the smallest, which everybody can afford, or the largest, which few can.
+"""All clients train the same sub-model: the smallest, which every client can afford, or the largest, which few can.
 
 The bounds between which methods for unequal clients are judged (FedSep, Table 1). The smallest is a network of its own:
 it has no scalers, and starts with weights as large as if it had been initialised alone. It is kept as the whole model
@@ -21,7 +21,7 @@ from coterie.settings import BatchSize, Count, Positive
 
 
 class HomogeneousState(NamedTuple):
-    """The model, with kernels that it has not at 0, and the level that all clients have."""
+    """The model, with absent kernels at 0, and the level that all clients have."""
 
     x: Tensor
     levels: Tensor

@@ -1,10 +1,10 @@
 """ZeroFL (Qiu et al. 2022): clients compute with their largest weights, and upload those.
 
 At every step the gradient is taken at the p largest weights of each tensor, the others at 0, and moves all weights
-(SWAT). Uploaded is the change of what is largest in the end ('Diff on Top-K-W'), with a share `extra` more than was
-computed with; each parameter takes the mean over those who sent it. The model goes down whole. As in FedSep's
-comparison, the density is the client's capacity. Deviation: SWAT also drops small activations in the backward pass, to
-save work; here they are kept, and no time is saved.
+(SWAT). They upload the changes of the weights that are largest in the end ('Diff on Top-K-W'), a share `extra` more
+than they computed with; each parameter takes the mean over the clients that sent it. The whole model is sent down. As
+in FedSep's comparison, the density is the client's capacity. Deviation: SWAT also drops small activations in the
+backward pass, to save work; here they are kept, and no time is saved.
 """
 
 from typing import Any, NamedTuple
@@ -39,13 +39,13 @@ def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw
     """The change of the weights that are largest in the end."""
     task, cut = shard.task, shard.task.anatomy
     used = counts(cut, task.shares[static.level])
-    told = counts(cut, min(1.0, task.shares[static.level] + static.extra))
+    uploaded = counts(cut, min(1.0, task.shares[static.level] + static.extra))
     rule = UpdateRule(static.rule, static.step)
     x, moments = shared, rule.start(shared)
     for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
         sparse = x * densest(cut, x.abs(), used)
         x, moments = rule.move(x, task.gradient(sparse, batch), moments, t)
-    index = places(densest(cut, x.abs(), told), size(cut, told))
+    index = places(densest(cut, x.abs(), uploaded), size(cut, uploaded))
     return Sparse((x - shared)[index], index.to(torch.int32))
 
 
@@ -80,9 +80,9 @@ def zerofl(
         return ZeroFLState(problem.start, problem.levels)
 
     def round(fed: Federation, s: ZeroFLState, draw: Draw) -> ZeroFLState:
-        def ask(level: int, some: Federation) -> Part:
+        def ask(level: int, group: Federation) -> Part:
             settings: dict[str, Any] = {**local._asdict(), "level": level, "extra": extra}
-            change, _ = some.gather(sparse_steps, s.x, draw=draw.phase("learn"), **settings)
+            change, _ = group.gather(sparse_steps, s.x, draw=draw.phase("learn"), **settings)
             return Part(change.places.long(), change.values)
 
         return s._replace(x=merged(s.x, asked(fed, by_level(s.levels), ask)))

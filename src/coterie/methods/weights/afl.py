@@ -3,7 +3,7 @@
     θ ← θ − γ_θ (N/|A|) Σ_A w_k ∇L_k(θ),   w ← Π_Δ(w + γ_w (N/|A|) L_k(θ) on A, 0 elsewhere)
 
 Theory is for the averages of all iterates (`output = "average"`); practice takes the last. No target is needed: AFL
-guards against the unknown mixture, so it leans towards the clients that are hardest to fit, noise included.
+guards against an unknown mixture, so it favours the clients that are hardest to fit, noise included.
 """
 
 from typing import Literal, NamedTuple

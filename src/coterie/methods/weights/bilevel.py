@@ -3,8 +3,8 @@
     θ ≈ argmin Σ w_k L_k   and   (Σ w_k ∇²L_k(θ)) h = ∇L_0(θ),   both by Local-SVRG;
     ∂F/∂w_k = −∇L_k(θ)ᵀh;   w ← Π_{Δ_b}(w − η ∂F)
 
-Returns the last iterate (the theory returns a random one). Rounds an outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where
-the outputs of Local-SVRG are averaged; the exchanges with the target are free where that is the server.
+Returns the last iterate (the theory returns a random one). Rounds per outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where
+the outputs of Local-SVRG are averaged; exchanges with the target cost no round where the server holds its rows.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from coterie.settings import Count, NonNegative, Positive, Probability
 
 
 class Hypergradient(NamedTuple):
-    """∂F/∂w_k by client (0 for those who did not answer), the model it belongs to, and the distance to the target
+    """∂F/∂w_k per client (0 without a reply), the model it belongs to, and the distance to the target
     Σ_k (L_0 − L_k)² at that model."""
 
     theta: Tensor
@@ -61,7 +61,7 @@ def hypergradient(
 
 
 def record(gradient: Tensor, G: Tensor, w: Tensor, cap: float, step: float) -> dict[str, Any]:
-    """What the record says beside the usual: G, ∂F/∂w by client, and ‖w − Π(w − η∂F)‖/η."""
+    """More entries of the record: G, ∂F/∂w per client, and ‖w − Π(w − η∂F)‖/η."""
     moved = project_capped_simplex(w - step * gradient, cap)
     return {
         "statistical_distance": float(G),

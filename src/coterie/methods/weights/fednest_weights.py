@@ -2,9 +2,9 @@
 
     T times  θ ← FedInn with weights w:   q = Σ w_k ∇L_k(θ),  θ_k ← θ_k − β_k (∇L_k(θ_k) − ∇L_k(θ) + q),  θ = Σ w_k θ_k
              p ≈ (Σ w_k ∇²L_k)⁻¹ ∇L_0(θ)                        Alg. 3 with the weighted Hessian
-             w ← Π(w + α (∇L_k(θ)ᵀp)_k)                         ∂F/∂w_k = −∇L_k(θ)ᵀp, a number a client
+             w ← Π(w + α (∇L_k(θ)ᵀp)_k)                         ∂F/∂w_k = −∇L_k(θ)ᵀp, one number per client
 
-∇f has no part that clients could evaluate alone at other w, so FedOut's local walk reduces to one projected step.
+∇f has no part that clients could evaluate alone at other w, so FedOut's local steps reduce to one projected step.
 With a partial active set weight moves among the active clients only; the others keep theirs. `ask = "weighted"` asks
 clients of weight 0 for their slope alone: to weighted means they add nothing.
 """

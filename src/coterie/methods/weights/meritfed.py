@@ -1,17 +1,17 @@
-"""MeritFed (Tupitsa et al. 2024): one gradient a client a round, weights by mirror descent on the target's loss.
+"""MeritFed (Tupitsa et al. 2024): one gradient per client and round, weights by mirror descent on the target's loss.
 
     x⁺ = x − γ Σ_k w_k g_k(x),   w ≈ argmin_{w∈Δ} φ(w) = L_0(x − γ Σ_k w_k g_k)
     w_k ← w_k exp(−α ∂φ/∂w_k)/Z,   ∂φ/∂w_k = −γ ⟨∇L_0(x − γ Gᵀw), g_k⟩
 
-MD asks the target for the gradient on all its rows, SMD on a fresh batch each mirror step; `data` says which rows
-(methods/mirror.py). MD on fresh rows takes one block a round, SMD one a mirror step. The weights are warm-started from
-round to round unless `restart`. With a partial active set the mirror steps move weight among the active clients only;
-the others keep theirs. From the authors' code, off by default: `average` takes the mean of the mirror iterates,
-`cut` divides the exponent by 10 after so many rounds.
+MD asks the target for the gradient on all its rows, SMD on a fresh batch each mirror step; `data` chooses the rows
+(methods/weights/mirror.py). MD on fresh rows takes one block per round, SMD one per mirror step. The weights are
+warm-started from round to round unless `restart`. With a partial active set the mirror steps move weight among the
+active clients only; the others keep theirs. From the authors' code, off by default: `average` takes the mean of the
+mirror iterates, `cut` divides the exponent by 10 after that many rounds.
 
 Beyond the paper. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one exchange
-is enough. `local_steps`: clients walk, and g_k = (x − x_k)/γ, so that φ judges the mean of their models. `server`: the
-direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step x − γGᵀw.
+is enough. `local_steps`: clients take local steps, and g_k = (x − x_k)/γ, so that φ judges the mean of their models.
+`server`: the direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -33,7 +33,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class MeritFedState(NamedTuple):
-    """The common model [d], the client weights [K] on the simplex, what the server's rule remembers, rounds done."""
+    """The common model [d], the client weights [K] on the simplex, the moments of the server's rule, rounds done."""
 
     x: Tensor
     w: Tensor
@@ -100,8 +100,8 @@ def meritfed(
     def directions(fed: Federation, x: Tensor, at: Draw) -> tuple[Tensor, Tensor]:
         if local_steps == 1:
             return fed.gather(gradient, x, draw=at, batch=batch)
-        walked, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
-        return (x - walked) / step, ids
+        models, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
+        return (x - models) / step, ids
 
     def round(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
         G, ids = directions(fed, s.x, draw.phase("gradient"))
@@ -110,7 +110,7 @@ def meritfed(
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
         if solver == "mirror" and not (whole and fed.target == "server" and getattr(fed.task, "quadratic", False)):
             slope = first_order(ask, s.x, G, step=step)
-        else:  # of a quadratic loss at the server the model is exact, and nobody counts how often it is asked
+        else:  # for a quadratic loss at the server the model is exact, and exchanges cost nothing
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
         alpha = mirror_step / 10 if cut is not None and s.rounds >= cut else mirror_step
         w = mirror_descent(w, slope, step=alpha, steps=mirror_steps, average=average)

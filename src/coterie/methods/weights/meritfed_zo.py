@@ -2,7 +2,7 @@
 
     g̃ = n (φ(w + he) − φ(w − he))/2h · e,   φ(w) = L_0(x − γ Σ_k w_k g_k),   e uniform on the sphere of R^n
 
-Both losses of a step are on the same rows. The printed g̃ lacks its last factor e. φ is asked for off the simplex too,
+Both losses of a step are on the same rows. The printed g̃ lacks its last factor e. φ is also evaluated off the simplex,
 which costs nothing: any w gives a model. Central differences are exact where L_0 is quadratic, whatever h is; where it
 is not, a large h blurs φ and a tiny one drowns in rounding, above all in float32.
 

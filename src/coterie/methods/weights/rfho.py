@@ -1,18 +1,18 @@
 """RFHO (Franceschi et al. 2017, forward mode) for the weighting problem: differentiate through the training itself.
 
-The iteration θ ← θ − η (N/|A|) Σ_A w_k ∇L_k(θ) is followed by Z = ∂θ/∂w, one row a client, [N, d]:
+The iteration θ ← θ − η (N/|A|) Σ_A w_k ∇L_k(θ) is followed by Z = ∂θ/∂w, one row per client, [N, d]:
 
     Z_j ← Z_j − η (N/|A|) (Σ_A w_k ∇²L_k(θ) Z_j + 1[j ∈ A] ∇L_j(θ)),     both sums on the batch that moved θ
 
-After K steps ∂L_0/∂w = Z ∇L_0(θ) and w ← Π_Δ(w − η_w Z ∇L_0). With `carry` (their real-time variant) Z goes on from
-outer step to outer step and tends to the exact derivative; without, it starts at 0 and sees the last K steps only.
+After K steps ∂L_0/∂w = Z ∇L_0(θ) and w ← Π_Δ(w − η_w Z ∇L_0). With `carry` (their real-time variant) Z is kept from
+outer step to outer step and tends to the exact derivative; without, it starts at 0 and covers the last K steps only.
 
-Z is sent to the clients, which push its rows through the Hessian `columns` at a time; their answers are added up as
-they arrive, so no more than [chunk, N, d] numbers are ever held. A client of weight 0 adds nothing to the first sum
-and is not asked for it (`ask = "all"` asks it all the same).
+Z is sent to the clients, which push its rows through the Hessian `columns` at a time; their replies are added up as
+they arrive, so at most [chunk, N, d] numbers are kept in memory. A client of weight 0 adds nothing to the first sum and
+is not asked for it (`ask = "all"` asks it all the same).
 
-Slip: the paper on primal–dual weighting counts 2Kd floats up; forward mode needs (N+1)d a step, as its own related
-work says. (Without `carry` the first step needs d only, Z being 0.)
+Slip: the paper on primal–dual weighting counts 2Kd numbers up; forward mode needs (N+1)d per step, as its own related
+work states. (Without `carry` the first step needs d only, Z being 0.)
 """
 
 from typing import NamedTuple
@@ -80,8 +80,8 @@ def rfho(
             G, ids = active.gather(gradient, theta, draw=at, batch=batch)
             r = fed.n / len(ids)
             if carry or k > 0:
-                some = asked(active, w, ask)
-                Z = Z - step * r * hessian_rows(some, theta, Z, w, draw=at, batch=batch, columns=columns)
+                weighted = asked(active, w, ask)
+                Z = Z - step * r * hessian_rows(weighted, theta, Z, w, draw=at, batch=batch, columns=columns)
             Z = Z.index_add(0, ids, G, alpha=-step * r)
             theta = theta - step * r * w[ids] @ G
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
