@@ -101,7 +101,7 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     return node_for(problem, clients, target=target, mode=mode, **options)
 
 
-def fitting(config: Config) -> tuple[Any, Method]:
+def build_problem_and_method(config: Config) -> tuple[Any, Method]:
     """The problem and the method of a configuration, which fit each other and the engine."""
     problem = make_problem(config)
     method = method_entry(config.run.method).make(**config.method)
@@ -117,7 +117,7 @@ def fitting(config: Config) -> tuple[Any, Method]:
 
 def assemble(config: Config, network: Network | None = None) -> Parts:
     """Build what a configuration describes; run.engine other than local needs its network."""
-    problem, method = fitting(config)
+    problem, method = build_problem_and_method(config)
     method, table = with_screened_copies(method, config)
     threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
     if config.run.engine != "local":
@@ -131,10 +131,10 @@ def assemble(config: Config, network: Network | None = None) -> Parts:
     with using_threads(threads):
         fed, chosen = federate(problem, table)
     if config.privacy.clip is not None:
-        method = hiding(method, problem, fed, config)
+        method = with_privacy(method, problem, fed, config)
     if table.compress != "none":
         method = compressed(method, fed, Compression(table.compress, table.ratio, table.feedback))
-    fed = over_a_bad_line(fed, config.faults, config.run.seed)
+    fed = with_faults(fed, config.faults, config.run.seed)
     method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
     return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
 
@@ -293,7 +293,7 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
     return fed, {"mode": mode, "chunk": chunk}
 
 
-def hiding(method: Method, problem: Problem, fed: Federation, config: Config) -> Method:
+def with_privacy(method: Method, problem: Problem, fed: Federation, config: Config) -> Method:
     """The same method with private uploads; without the accountant, or if it sends what noise cannot hide, refused."""
     table = config.privacy
     if table.clip is None:
@@ -379,7 +379,7 @@ def _shows_memory(method: Method, state: Any) -> bool:
     return bool(asked)
 
 
-def over_a_bad_line(fed: Federation, table: FaultsTable, seed: int) -> Federation:
+def with_faults(fed: Federation, table: FaultsTable, seed: int) -> Federation:
     """The same federation with faults, if there are any; what clients say falsely from the start is noted."""
     faults = Faults(**table.model_dump(), seed=seed)
     if not faults.happen:
@@ -394,11 +394,11 @@ def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
     if method.fits(problem.offers):
         return
     missing = [IN_WORDS.get(need, need) for need in sorted(method.needs - problem.offers)]
-    fitting = [e.name for e in METHODS if e.make().fits(problem.offers)]
+    suitable = [e.name for e in METHODS if e.make().fits(problem.offers)]
     offers = ", ".join(sorted(problem.offers))
     raise UsageError(
         f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "
-        f"Methods that fit: {', '.join(fitting) or 'none'}."
+        f"Methods that fit: {', '.join(suitable) or 'none'}."
     )
 
 
