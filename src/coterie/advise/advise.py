@@ -21,10 +21,11 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from coterie import machine
 from coterie.advise.contributions import Contributions, contributions
 from coterie.advise.screening import LEVEL, NEGLIGIBLE, Paired, Plan, Screened, as_dict, paired, screen, squared_errors
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import Parts, check_needs, checked_device, federate
+from coterie.experiment.build import Parts, check_needs, federate
 from coterie.experiment.config import Config, PrivacyTable
 from coterie.experiment.loop import Result, run_rounds
 from coterie.experiment.records import prepare
@@ -109,7 +110,7 @@ def settled(config: Config, orders: int) -> Ground:
             "of it. Leave it out, and train with `coterie run` if the model should be private."
         )
     settings = {key: value for key, value in config.problem.items() if key not in ("own", "test")}
-    device = checked_device(config.run.device, config.run.dtype)
+    device = machine.checked_device(config.run.device, config.run.dtype)
     context = Context(config.run.seed, getattr(torch, config.run.dtype), device)
     return ground(context, **settings, orders=orders)
 
