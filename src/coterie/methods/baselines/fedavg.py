@@ -39,9 +39,14 @@ def fedavg(
         weights: average in proportion to the clients' numbers of rows, or equally
 
     Example:
-        >>> from coterie.methods import fedavg
-        >>> fedavg(local_steps=10, weights="uniform").settings["weights"]
-        'uniform'
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.fedavg(local_steps=10), rounds=2, mode="vmap")
+        >>> fit.history[-1]["communication"]["floats_up"]  # 2 rounds, 2 clients, 5 parameters
+        20
     """
 
     def init(problem: Problem, n: int) -> FedAvgState:

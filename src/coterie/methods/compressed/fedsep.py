@@ -111,9 +111,14 @@ def fedsep(
         server_step: η_g, step size of the server; max(1, d/(p + 200)) if not set, 1 with a penalty
 
     Example:
-        >>> from coterie.methods import fedsep
-        >>> fedsep(size=100, sketch="hadamard").settings["size"]
-        100
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.fedsep(size=2), rounds=2, mode="vmap")
+        >>> fit.history[-1]["communication"]["floats_up"]  # 2 rounds, 2 clients, 2 numbers instead of 5
+        8
     """
     knobs: dict[str, Any] = {"size": size, "sketch": sketch, "sketch_seed": sketch_seed, "penalty": penalty}
     knobs |= {"decode_steps": decode_steps, "decode_step": decode_step, "encode_steps": encode_steps}

@@ -101,9 +101,15 @@ def bilevel(
         average: return the weighted average of Local-SVRG's iterates instead of the last one
 
     Example:
-        >>> from coterie.methods import bilevel
-        >>> sorted(bilevel(steps=100, outer_step=0.01).needs)
-        ['gradient', 'hvp', 'target']
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> method = coterie.methods.bilevel(steps=10, batch=4, cap=1.0, outer_step=0.1)
+        >>> fit = coterie.fit(problem, method, rounds=5, mode="vmap")
+        >>> bool(fit.weights[0] > 0.8), fit.history[-1]["communication"]["rounds"]
+        (True, 25)
     """
 
     def init(problem: Problem, n: int) -> BilevelState:

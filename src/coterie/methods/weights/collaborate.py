@@ -93,9 +93,14 @@ def collaborate(
         start: first weights: uniform, own (each client alone), or groups (the known groups of the problem)
 
     Example:
-        >>> from coterie.methods import collaborate
-        >>> collaborate().name
-        'collaborate'
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> shards = [friend, friend, stranger]
+        >>> problem = coterie.Weighting.on(shards, validation=shards, model=net, loss="squared")
+        >>> coterie.fit(problem, coterie.methods.collaborate(), rounds=10, mode="vmap").clusters
+        [[0, 1], [2]]
     """
     local: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
 

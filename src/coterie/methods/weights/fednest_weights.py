@@ -61,9 +61,15 @@ def fednest_weights(
         anchor: rows of every global quantity: gradients, Hessian products, slopes
 
     Example:
-        >>> from coterie.methods import fednest_weights
-        >>> fednest_weights().name
-        'fednest-weights'
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> method = coterie.methods.fednest_weights(lipschitz=2.0, batch="all")
+        >>> fit = coterie.fit(problem, method, rounds=5, mode="vmap")
+        >>> bool(fit.weights[0] > 0.8), fit.history[-1]["communication"]["rounds"]
+        (True, 40)
     """
     local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 

@@ -84,9 +84,14 @@ def meritfed(
         momentum: β of the server's rule, for momentum and Adam
 
     Example:
-        >>> from coterie.methods import meritfed
-        >>> meritfed(step=0.5, mirror_step=1.0).settings["step"]
-        0.5
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.meritfed(mirror_step=1.0), rounds=5, mode="vmap")
+        >>> [round(w, 2) for w in fit.weights.tolist()]
+        [1.0, 0.0]
     """
     by_block = mirror == "smd" or data == "fresh"
     judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)

@@ -90,9 +90,15 @@ def primal_dual(
         scalar: who computes λᵀ∇L_k: the server from the gradients, or the client, which then sends one number more
 
     Example:
-        >>> from coterie.methods import primal_dual
-        >>> primal_dual().name
-        'primal-dual'
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> method = coterie.methods.primal_dual(outer_step=0.05, batch="all")
+        >>> fit = coterie.fit(problem, method, rounds=10, mode="vmap")
+        >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
+        (True, 10)
     """
 
     def init(problem: Problem, n: int) -> PrimalDualState:
