@@ -63,10 +63,10 @@ def fednest(
         >>> outer = lambda x, y, batch: 0.5 * (y - batch.columns[0]).square().mean()
         >>> shards = [torch.full((4,), 1.0), torch.full((4,), 3.0)]
         >>> problem = coterie.Nested(inner, outer).on(shards, x=torch.zeros(1), y=torch.zeros(1))
-        >>> method = coterie.methods.fednest(step=1.0, outer_step=0.5, lipschitz=1.0)
-        >>> fit = coterie.fit(problem, method, rounds=20, mode="vmap")
+        >>> method = coterie.methods.fednest(step=1.0, local_steps=1, outer_step=1.0, lipschitz=1.0)
+        >>> fit = coterie.fit(problem, method, rounds=2, mode="vmap")
         >>> round(float(fit.variables["x"]), 2), fit.history[-1]["communication"]["rounds"]
-        (2.0, 200)
+        (2.0, 20)
     """
     local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 

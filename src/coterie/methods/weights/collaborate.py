@@ -99,7 +99,7 @@ def collaborate(
         >>> net = torch.nn.Linear(4, 1)
         >>> shards = [friend, friend, stranger]
         >>> problem = coterie.Weighting.on(shards, validation=shards, model=net, loss="squared")
-        >>> coterie.fit(problem, coterie.methods.collaborate(), rounds=10, mode="vmap").clusters
+        >>> coterie.fit(problem, coterie.methods.collaborate(), rounds=5, mode="vmap").clusters
         [[0, 1], [2]]
     """
     local: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}

@@ -96,9 +96,9 @@ def primal_dual(
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> method = coterie.methods.primal_dual(outer_step=0.05, batch="all")
-        >>> fit = coterie.fit(problem, method, rounds=10, mode="vmap")
+        >>> fit = coterie.fit(problem, method, rounds=4, mode="vmap")
         >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
-        (True, 10)
+        (True, 4)
     """
 
     def init(problem: Problem, n: int) -> PrimalDualState:
