@@ -18,7 +18,7 @@ from coterie.engines.flower.deployment import NAME, Deployment
 from coterie.engines.follow import LOOK, answered, interruptible, speaker, tell
 from coterie.engines.lifetime import notice
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import assemble, fitting
+from coterie.experiment.build import assemble, build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
@@ -36,7 +36,7 @@ def launch(
     """Run or resume a configuration on Flower; the summary."""
     if not resume:
         check(folder, force=force)
-    problem, _ = fitting(config)
+    problem, _ = build_problem_and_method(config)
     say = speaker(options)
     superlink, simulated = options.get("superlink"), config.engine.simulation
     _check_simulation(superlink, simulated)
