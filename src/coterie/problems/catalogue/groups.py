@@ -106,8 +106,14 @@ def groups(
 ) -> Weighting:
     """A minority (a third of the clients) and a majority; clients 0 … J−1 are always those of the target's group.
 
-    So where the target is of the majority, the majority comes first. Model and sizes (train is a client's) default to
-    the paper's for the data set.
+    So where the target is of the majority, the majority comes first. Model and sizes default to the paper's for the
+    data set.
+
+    Args:
+        setting: how the majority differs: 1 by class shares, 2 also by permuted labels, 3 by turned images, 4 by both.
+        target: group of the target.
+        minority: clients in the minority; a third of all if not set.
+        train: training rows per client.
     """
     plan = PLANS[data]
     few = max(1, clients // 3) if minority is None else minority

@@ -63,7 +63,12 @@ def loss_tuning(
     ridge: NonNegative = 0.001,
     test: Count = 400,
 ) -> NestedProblem:
-    """Class c keeps n·imbalance^(−c/9) rows, n the first class's; 80 % of a client's rows are for training."""
+    """Class c keeps n·imbalance^(−c/9) rows, n the first class's; 80 % of a client's rows are for training.
+
+    Args:
+        imbalance: rows of the first class divided by rows of the last.
+        hidden: units of each hidden layer.
+    """
     draw = draws(context, "loss-tuning")
     images, held_out = source(data, test, draw.phase("test"))
     n = int((images.y == 0).sum())

@@ -147,7 +147,15 @@ def mean_estimation(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """Clients 0 … friends−1 are the friends, then come the near and the far ones; μ = shift, ‖e‖ = distance."""
+    """Clients 0 … friends−1 are the friends, then come the near and the far ones.
+
+    Args:
+        shift: μ, the offset of each coordinate of the near clients' mean.
+        near: clients with the mean μ1.
+        far: clients with the mean e.
+        distance: ‖e‖, how far the mean of the far clients is.
+        samples: samples per client.
+    """
     draw, wide = Draw.of(context.seed).phase("mean-estimation"), torch.float64
     sizes = torch.tensor([friends, near, far])
     e = distance * draw.phase("far").sphere(dimension, dtype=wide)

@@ -45,7 +45,11 @@ def meta_learning(
     adaptation: Positive = 0.5,
     test: Count = 400,
 ) -> NestedProblem:
-    """η = adaptation. The test accuracy is that of the adapted model y."""
+    """A start that is good after one common gradient step; the test accuracy is that of the adapted model y.
+
+    Args:
+        adaptation: η, step size of the adaptation.
+    """
     draw = draws(context, "meta-learning")
     images, held_out = source(data, test, draw.phase("test"))
     dealt = deal(images, held_out, clients, partition, classes, 0.5, draw)

@@ -56,7 +56,16 @@ def minimax_quadratic(
     spread: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5,
     centred: bool = True,
 ) -> NestedProblem:
-    """λ = ridge. Starts at ones; with centred b_i the saddle point is 0."""
+    """m quadratic saddle-point problems with known solution; x and y start at ones.
+
+    Args:
+        dimension: length of x and of y.
+        ridge: λ, mean curvature in x.
+        scale: standard deviation of the linear terms b_i.
+        coupling: largest coefficient t_i of yᵀx.
+        spread: how far the clients' curvatures differ from their mean; 0 is the paper's problem.
+        centred: whether the b_i have mean 0, so that the saddle point is 0.
+    """
     draw = Draw.of(context.seed).phase("minimax-quadratic")
     ids = torch.arange(clients)
 

@@ -94,9 +94,16 @@ def mixture(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """α = share. friends counts the target itself, rows are a client's, validation is by class (0: none).
+    """The target has home classes, friends mix them with near ones, strangers have far classes only.
 
-    encoder, fine_tune and tokens (the longest text) are for goemotions, where model names the head.
+    Args:
+        share: α, the share of home classes in the rows of a friend.
+        model: network by name; for goemotions the head.
+        friends: clients that hold home classes; the target itself, client 0, is one of them.
+        validation: validation rows of the target per class; 0 judges by its training rows.
+        encoder: for goemotions, a BERT-like encoder: a folder or an installed package.
+        fine_tune: for goemotions, train the encoder too.
+        tokens: for goemotions, the longest text in tokens.
     """
     plan = PLANS[data]
     clients = clients or plan.clients

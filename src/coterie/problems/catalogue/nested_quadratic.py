@@ -92,7 +92,14 @@ def nested_quadratic(
     condition: Annotated[float, Field(ge=1.0)] = 5.0,
     heterogeneity: Positive = 1.0,
 ) -> NestedProblem:
-    """m random bilevel quadratics; the H_i have eigenvalues from 1 to `condition`, the linear terms are spread wide."""
+    """m random bilevel quadratics with known solution.
+
+    Args:
+        dimension: length of the outer variable x.
+        inner_dimension: length of the inner variable y.
+        condition: largest eigenvalue of the inner Hessians H_i, whose smallest is at least 1.
+        heterogeneity: how far the linear terms of the clients are spread.
+    """
     draw = Draw.of(context.seed).phase("nested-quadratic")
     ids, p, d = torch.arange(clients), inner_dimension, dimension
 

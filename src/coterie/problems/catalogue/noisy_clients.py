@@ -46,7 +46,13 @@ def noisy_clients(
     noisy_rows: Count | None = None,
     test: Count = 400,
 ) -> Weighting:
-    """Clients 0–2 are clean. per_class validation rows a class; `test` rows are set apart where none are published."""
+    """Three clean clients, 0–2, split the classes; all others have random labels.
+
+    Args:
+        per_class: validation rows of the target per class.
+        noisy_rows: rows per noisy client; the paper's number for the data set if not set.
+        test: test rows, set apart where the data set has no published test part.
+    """
     plan, source = PLANS[data], load(data)
     draw = Draw.of(context.seed).phase("noisy-clients")
     train, held_out = _parts(source, test, draw.phase("test part"))

@@ -78,7 +78,12 @@ def quadratic(
     rows: Count = 40,
     curvature: Annotated[float, Field(ge=1.0)] = 1.0,
 ) -> Weighting:
-    """K regressions in R^d. w* is spread over the first `friends`; curvature bounds the Hessians' condition."""
+    """K regressions in R^d, with w* spread over the first `friends` clients.
+
+    Args:
+        friends: clients with a positive optimal weight; they come first.
+        curvature: largest eigenvalue of the Hessians, whose smallest is at least 1; 1 makes F convex.
+    """
     if friends > clients:
         raise UsageError(f"problem.friends is {friends}, but there are only {clients} clients; lower it.")
     if rows < dimension:

@@ -109,8 +109,18 @@ def submodels(
     scalers: bool = True,
     masked: bool = True,
 ) -> SubModels:
-    """K = classes. rows is the most that a client gets; test rows are set apart where no test part is published, and
-    of a larger published part as many are used."""
+    """A network of which most clients can train only a share; every client has `classes` classes.
+
+    Args:
+        width: channels of the first layer, for networks with a width; the default depends on the data set.
+        classes: classes per client.
+        rows: largest number of training rows per client; all if not set.
+        capacities: shares of the kernels that clients can train; each client draws one of them.
+        public: training rows whose inputs everybody knows, without labels; for methods that distil.
+        test: test rows, set apart where the data set has no published test part.
+        scalers: scale a layer that has a share of its kernels as if it had all, in training (HeteroFL).
+        masked: local softmax over the classes of the batch, so that other classes are not unlearned (HeteroFL).
+    """
     plan = PLANS[data]
     clients = clients or plan.clients
     draw = Draw.of(context.seed).phase("submodels")

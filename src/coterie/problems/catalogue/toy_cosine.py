@@ -188,7 +188,12 @@ def toy_cosine(
     rows: Count = 30,
     noise: NonNegative = 0.0,
 ) -> Weighting:
-    """N functions in R^d with A_i of `rows` × d, and the target's; noise is σ. Use batch = 1 to see the noise."""
+    """N functions in R^d with A_i of `rows` × d, and the target's.
+
+    Args:
+        rows: rows of each matrix A_i.
+        noise: σ, standard deviation of the noise on losses, gradients and Hessians; batch = 1 shows all of it.
+    """
     draw = Draw.of(context.seed).phase("toy-cosine")
     functions = strongly_convex(clients + 1, dimension, rows, draw)
     place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}

@@ -227,12 +227,27 @@ def files(
     side: Count | None = None,
     cache: str | None = None,
 ) -> Weighting:
-    """Clients by a pattern of file names, in order of their names; the target's own file; the column to predict.
+    """Tables or pictures of your own: one file per client, the target's own file, and the column to predict.
 
-    own and test are shares of the target's rows; the rest judges the weights. model is a network's name or
-    package.module:factory, called with the shape of an input and the number of outputs; loss is auto, a name, or
-    package.module:function (outputs, labels) → one number per row. Such code must be admitted (`coterie.consent`).
-    balance weighs classes by their inverse frequency.
+    Code that model or loss names must be admitted (`coterie.consent`).
+
+    Args:
+        clients: pattern of the clients' files, for example 'sites/*.csv'; clients are in order of their names.
+        target: the target's own file.
+        label: column to predict.
+        kind: whether the label is a class or a number; auto decides by its values.
+        model: name of a network, or package.module:factory, called with the shape of an input and the number of
+            outputs.
+        loss: auto, cross_entropy, squared, or package.module:function of (outputs, labels), one number per row.
+        categorical: columns of words that look like numbers.
+        drop: columns to leave out.
+        missing: further words that stand for no value.
+        balance: weight classes by their inverse frequency, so that every class counts the same.
+        l2: strength of the penalty ½ l2 ‖θ‖².
+        own: share of the target's rows that trains; what own and test leave judges the weights.
+        test: share of the target's rows that is only measured.
+        side: pictures are resized to this many pixels on each side; not resized if not set.
+        cache: folder for prepared rows that exceed the memory; the user's cache folder if not set.
     """
     if own + test > 0.9:
         raise UsageError(
