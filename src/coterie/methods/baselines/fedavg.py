@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017): every client walks some steps from the common model; the server averages.
+"""FedAvg (McMahan et al. 2017): every client takes local steps from the common model; the server averages.
 
 Deviation: batches are drawn with replacement, not by epochs.
 """
@@ -29,14 +29,27 @@ def fedavg(
     batch: BatchSize = 20,
     weights: Literal["sizes", "uniform"] = "sizes",
 ) -> Method:
-    """Average of local walks, weighted by the clients' numbers of rows or equally. One round."""
+    """Average the models that clients reach by local steps from the common model.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; d numbers each way per client.
+
+    Args:
+        weights: average in proportion to the clients' numbers of rows, or equally
+
+    Example:
+        >>> from coterie.methods import fedavg
+        >>> fedavg(local_steps=10, weights="uniform").settings["weights"]
+        'uniform'
+    """
 
     def init(problem: Problem, n: int) -> FedAvgState:
         return FedAvgState(problem.start)
 
     def round(fed: Federation, s: FedAvgState, draw: Draw) -> FedAvgState:
         w = fed.sizes.to(s.x) if weights == "sizes" else None
-        walk = draw.phase("walk")
-        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=walk, step=step, steps=local_steps, batch=batch))
+        at = draw.phase("walk")
+        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=at, step=step, steps=local_steps, batch=batch))
 
     return Method("fedavg", init, round, lambda s: View(s.x))
