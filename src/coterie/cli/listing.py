@@ -1,16 +1,13 @@
 """What there is: list."""
 
 import json as jsonlib
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from coterie.cli.app import Json, app, print_rows
 from coterie.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from coterie.methods.registry import MethodEntry
-    from coterie.problems.catalogue.registry import ProblemEntry
 
 LISTS = ("methods", "problems", "papers", "models")
 
@@ -64,42 +61,30 @@ def _first_line(make: Any) -> str:
 
 def _entry(what: str, name: str) -> dict[str, Any]:
     """Everything that a user may want to know of one method or problem."""
-    from coterie.settings import describe, overview
-
     if what == "methods":
         from coterie.methods.registry import method_entry
 
         method = method_entry(name)
-        about, make, glossary = _of_method(method), method.make, "method"
-    else:
-        from coterie.problems.catalogue.registry import problem_entry
+        made = method.make()
+        needs = [" and ".join(sorted(each)) for each in (made.needs, *made.alternatives)]
+        facts = {"paper": method.paper, "learns weights": method.learns_weights, "needs": " or ".join(needs)}
+        return {"name": name, "what": method.summary, **facts, **_documentation(method.make, "method")}
+    from coterie.problems.catalogue.registry import problem_entry
 
-        problem = problem_entry(name)
-        about, make, glossary = _of_problem(problem), problem.make, "problem"
+    problem = problem_entry(name)
+    tuned = {"baselines": list(problem.baselines), "tuned for": sorted(problem.tuned)}
+    return {"name": name, "what": problem.summary, **tuned, **_documentation(problem.make, "problem")}
+
+
+def _documentation(make: Callable[..., Any], glossary: str) -> dict[str, Any]:
+    """What a factory says of itself and of each setting."""
+    from coterie.settings import describe, overview
+
     settings = [
         {"setting": s.name, "values": s.values, "default": s.default, "meaning": s.meaning}
         for s in describe(make, glossary)
     ]
-    return {"name": name, **about, "about": overview(make), "settings": settings}
-
-
-def _of_method(method: "MethodEntry") -> dict[str, Any]:
-    made = method.make()
-    needs = [" and ".join(sorted(each)) for each in (made.needs, *made.alternatives)]
-    return {
-        "what": method.summary,
-        "paper": method.paper,
-        "learns weights": method.learns_weights,
-        "needs": " or ".join(needs),
-    }
-
-
-def _of_problem(problem: "ProblemEntry") -> dict[str, Any]:
-    return {
-        "what": problem.summary,
-        "baselines": list(problem.baselines),
-        "tuned for": sorted(problem.tuned),
-    }
+    return {"about": overview(make), "settings": settings}
 
 
 def _explain(entry: dict[str, Any], json: bool) -> None:
