@@ -67,6 +67,7 @@ METHOD_SETTINGS = {
 
 PROBLEM_SETTINGS = {
     "attack": "what attacking clients send instead of their update; none switches attacks off",
+    "attack_from": "first round in which attackers attack",
     "attackers": "how many clients attack: a number, or a share",
     "classes": "classes per client, where the partition is by classes",
     "clients": "number of clients",
@@ -75,7 +76,7 @@ PROBLEM_SETTINGS = {
     "everyone": "every client is a target, with validation and test rows of its own",
     "friends": "number of clients that draw from the target's distribution; they come first",
     "hidden": "hidden units",
-    "model": "model by name; see `coterie list models`",
+    "model": "network by name; `coterie list models` shows all",
     "partition": "how rows are distributed over the clients",
     "ridge": "strength of the quadratic penalty that makes a level strongly convex",
     "rows": "training rows per client",

@@ -105,6 +105,11 @@ def _described(make: Callable[..., Any], glossary: str) -> tuple[Setting, ...]:
     )
 
 
+def overview(make: Callable[..., Any]) -> str:
+    """What the docstring of a factory says before its settings."""
+    return re.split(r"\n\n(?:Args|Example):\n", cleandoc(unwrap(make).__doc__ or ""))[0]
+
+
 def documented(make: F, glossary: str = "method") -> F:
     """The same factory with a complete `Args:` section and a signature that reads well in `help()`."""
     settings = describe(make, glossary)
@@ -174,5 +179,5 @@ def _values(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_values(part) for part in parts)
     if origin is list:
-        return f"list of {_values(parts[0])}s"
+        return f"list, each: {_values(parts[0])}"
     return KINDS.get(hint, getattr(hint, "__name__", str(hint)))
