@@ -72,7 +72,7 @@ def test_a_worker_stays_is_replaced_for_another_run_and_ends_with_its_node(node:
     node.kill()
     node.wait()
     eventually(lambda: not workers())
-    assert not (relay.folder(12) / "socket").exists()
+    assert not (relay.private_folder(12) / "socket").exists()
 
 
 def test_a_loader_that_fails_is_named(node: subprocess.Popen[bytes]) -> None:
@@ -81,8 +81,8 @@ def test_a_loader_that_fails_is_named(node: subprocess.Popen[bytes]) -> None:
 
 
 def test_the_folder_is_private(node: subprocess.Popen[bytes]) -> None:
-    place = relay.folder(3)
+    place = relay.private_folder(3)
     assert place.stat().st_mode & 0o777 == 0o700
     Path(place).chmod(0o755)
     with pytest.raises(RuntimeError, match="open to others"):
-        relay.folder(3)
+        relay.private_folder(3)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from coterie import machine
 from coterie.consent import check_address
-from coterie.engines.follow import speaker
+from coterie.engines.follow import stderr_logger
 from coterie.engines.lifetime import Lifetime, notice
 from coterie.engines.ray.group import cargo
 from coterie.errors import UsageError
@@ -53,7 +53,7 @@ def launch(
     if not resume:
         check(folder, force=force)
     if left := notice():
-        speaker(options)(left)
+        stderr_logger(options)(left)
     if config.run.threads == "auto":  # the cores are the actors'
         config = config.with_run(threads=1)
     with cluster(config.engine), network(folder / MEMORY) as make:
