@@ -115,13 +115,14 @@ def test_a_target_s_result_of_another_form_skips_the_round(what: str) -> None:
 
     def network(config: Config, problem: Any) -> InProcess:
         def change(node: Any, order: bytes, data: bytes) -> Any:
-            asks = b"goal_gradient" in order
+            asks = b"goal-gradient" in order
             return encode(spoil(decode(data, NAMES))) if node == "node2" and asks else data
 
         return Broken(nodes(config, problem), change)
 
     result = run("meritfed", network, target=2)
-    assert result.summary["outcome"] == "finished"
+    assert result.summary["outcome"] == "failed"
+    assert "no round trained anything" in result.summary["message"]
     assert [event["event"] for event in result.events] == ["skipped", "skipped"]
     assert "the target, client 2" in result.events[0]["reason"]
 
