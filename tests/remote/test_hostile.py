@@ -127,6 +127,28 @@ def test_a_target_s_result_of_another_form_skips_the_round(what: str) -> None:
     assert "the target, client 2" in result.events[0]["reason"]
 
 
+@pytest.mark.parametrize(("hostile_clients", "outcome"), [(1, "finished"), (2, "finished"), (3, "diverged")])
+def test_a_minority_that_is_not_finite_does_not_end_a_run_as_diverged(hostile_clients: int, outcome: str) -> None:
+    """The other clients are away in the first round, which is skipped."""
+    nan = changed_values(lambda t: torch.full_like(t, torch.nan))
+    away: set[Any] = set()
+
+    def change(node: Any, order: bytes, data: bytes) -> Any:
+        reply = decode(data, NAMES)
+        if not isinstance(reply.content, Done):
+            return data
+        if int(str(node).removeprefix("node")) < hostile_clients:
+            return encode(nan(reply))
+        if node in away:
+            return data
+        away.add(node)
+        return encode(Reply(reply.number, Trouble("client error", "away")))
+
+    result = run("fedavg", lambda config, problem: Broken(nodes(config, problem), change))
+    assert result.summary["outcome"] == outcome
+    assert ("skipped" in {event["event"] for event in result.events}) == (outcome == "finished")
+
+
 def zeros(shape: list[int], number: int) -> bytes:
     """A reply of few bytes that asks for a large tensor of zeros."""
     done = ["n", "coterie.federation.remote.messages:Done", ["T"], ["t"]]

@@ -71,14 +71,14 @@ def by_level(levels: Tensor) -> dict[int, Tensor]:
 
 def asked(fed: Federation, groups: Mapping[Key, Tensor], ask: Callable[[Key, Federation], Answer]) -> list[Answer]:
     """What the active clients of each group answer, in one round; a group of which nobody answers is left out."""
-    answers = []
+    answers, phase = [], None
     for key, some in fed.parts(groups):
         try:
             answers.append(ask(key, some))
-        except NoClients:  # noted by the federation; the others' round goes on
-            continue
+        except NoClients as error:  # noted by the federation; the others' round goes on
+            phase = error.phase
     if not answers:
-        raise NoClients("no client of any capacity answered")
+        raise NoClients("no client of any capacity answered", phase)
     return answers
 
 
