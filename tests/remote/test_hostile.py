@@ -15,7 +15,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.loop import Result, run_rounds
 from coterie.federation.remote import InProcess, Names
 from coterie.federation.remote.codec import MAGIC, decode, encode
-from coterie.federation.remote.messages import Card, Done, Reply, Trouble
+from coterie.federation.remote.messages import Declaration, Done, Reply, Trouble
 from coterie.federation.tree import tree_map
 
 NAMES = Names()
@@ -29,7 +29,7 @@ VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a number": lambda t: 3.0,
     "a list": lambda t: [t],
 }
-CARDS: dict[str, Callable[[Card], Card]] = {
+DECLARATIONS: dict[str, Callable[[Declaration], Declaration]] = {
     "a tensor for the columns": lambda c: c._replace(columns=torch.ones(3)),  # type: ignore[arg-type]
     "tensors in the columns": lambda c: c._replace(columns=((torch.ones(2), (64,)), *c.columns[1:])),  # type: ignore[arg-type]
     "a tensor in a shape": lambda c: c._replace(columns=(("float32", (torch.ones(2),)),)),  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ CARDS: dict[str, Callable[[Card], Card]] = {
     "a tensor for the ids": lambda c: c._replace(clients=torch.ones(2)),  # type: ignore[arg-type]
     "a tensor among the sizes": lambda c: c._replace(rows=(torch.ones(2),)),  # type: ignore[arg-type]
     "a truth value among the ids": lambda c: c._replace(clients=(True,)),
-    "words": lambda c: Card("a", "b", "c", "d", "e"),  # type: ignore[arg-type]
+    "words": lambda c: Declaration("a", "b", "c", "d", "e"),  # type: ignore[arg-type]
     "other columns": lambda c: c._replace(columns=(("float32", (7,)), ("int64", ()))),
     "other sizes": lambda c: c._replace(rows=tuple(n + 1 for n in c.rows)),
     "a long text": lambda c: c._replace(columns=(("x" * 4000, ()),) * 300),
@@ -74,16 +74,16 @@ def named(result: Result) -> set[int]:
     return {event["client"] for event in result.events}
 
 
-@pytest.mark.parametrize("what", CARDS)
+@pytest.mark.parametrize("what", DECLARATIONS)
 def test_a_crooked_card_is_refused_with_a_reason_and_the_others_go_on(what: str) -> None:
-    spoil = lambda reply: reply._replace(content=CARDS[what](reply.content))  # noqa: E731
-    result = run("fedavg", hostile(spoil, (0,), Card))
+    spoil = lambda reply: reply._replace(content=DECLARATIONS[what](reply.content))  # noqa: E731
+    result = run("fedavg", hostile(spoil, (0,), Declaration))
     assert result.summary["outcome"] == "finished"
     refused = [event for event in result.events if event["event"] == "refused"]
     assert refused
     assert all("not let in" in event["reason"] and len(json.dumps(event)) < 1000 for event in refused)
     reached = {event["client"] for event in result.events if event["event"] == "lost"}
-    assert reached == {0}  # the others were let in, though its card came first
+    assert reached == {0}  # the others were let in, though its declaration came first
 
 
 @pytest.mark.parametrize("what", VALUES)
