@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coterie.federation import Each
 from coterie.federation.remote.codec import DTYPES, MAGIC, CodecError, Limits, Names, decode, digest, encode, message
-from coterie.federation.remote.messages import PROTOCOL, Order, Past, Reply, Step
+from coterie.federation.remote.messages import PROTOCOL, MemoryVersions, Order, Reply, Step
 from coterie.federation.tree import tree_flatten
 from coterie.methods.baselines.local_svrg import Anchor, SVRGSteps
 from coterie.numerics.sparse import Sparse
@@ -116,7 +116,7 @@ def test_named_tuples_of_methods_keep_their_type() -> None:
     order = Order(
         PROTOCOL, 3, "run", "r", (1,), Step("m:f", {"svrg": svrg}, -5, Each(torch.ones(1, 2)), None, False), ((7,),)
     )
-    past = Past((0,), (9,), anchor)
+    past = MemoryVersions((0,), (9,), anchor)
     for value in (svrg, anchor, order, past):
         assert_same(decode(encode(value), NAMES), value)
 

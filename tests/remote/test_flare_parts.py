@@ -142,7 +142,7 @@ def test_a_new_job_is_whole_and_nothing_is_overwritten(tmp_path: Path) -> None:
     space: dict[str, Any] = {}
     exec((tmp_path / "mine" / "data.py").read_text(), space)
     made = space["rows"]("site-2").node(1, modules=(), store=Store(), shares_memory=False)
-    assert made.card().clients == (1,)
+    assert made.declaration().clients == (1,)
     compile((tmp_path / "mine" / "job.py").read_text(), "job.py", "exec")
     with pytest.raises(UsageError, match="not empty"):
         new(tmp_path / "mine")

@@ -71,14 +71,14 @@ def by_level(levels: Tensor) -> dict[int, Tensor]:
 
 def asked(fed: Federation, groups: Mapping[Key, Tensor], ask: Callable[[Key, Federation], Reply]) -> list[Reply]:
     """The replies of the active clients of each group, in one round; a group without replies is left out."""
-    replies = []
+    replies, phase = [], None
     for key, group in fed.parts(groups):
         try:
             replies.append(ask(key, group))
-        except NoClients:  # noted by the federation; the round continues with the other groups
-            continue
+        except NoClients as error:  # noted by the federation; the round continues with the other groups
+            phase = error.phase
     if not replies:
-        raise NoClients("no client of any capacity answered")
+        raise NoClients("no client of any capacity answered", phase)
     return replies
 
 
