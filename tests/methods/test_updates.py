@@ -18,7 +18,7 @@ from coterie.federation import RESULT, Call, Replies
 from coterie.federation.stages.base import Wrapped
 from coterie.federation.tree import mapped, tensors
 from coterie.federation.work import info_of, name_of
-from coterie.methods import nested_works
+from coterie.methods.nested import works as nested_works
 from coterie.numerics import Draw
 
 NO_MOVE = {"ds-fl/learn-and-predict"}  # sends class probabilities: an opinion, which is not 0 where nothing moved
