@@ -13,7 +13,6 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment import checkpoint
 from coterie.experiment.checkpoint import Progress
 from coterie.federation import Memory
-from coterie.federation.work import held
 from coterie.methods.shared.compressing import CompressedState
 from coterie.storage import sole_user, sweep, tensor_bytes, write_atomically
 
@@ -47,14 +46,14 @@ def made(seed: int) -> State:
 
 
 def leaves(state: State) -> Iterator[Any]:
-    anchor = held(state.memory)
+    anchor = state.memory.payload
     yield from (state.x, state.w, anchor.y, *anchor.gradients, *state.odd.values())
     yield from (state.step, state.decay, state.note)
 
 
 def assert_same(one: State, two: State) -> None:
     assert type(one) is type(two)
-    assert type(held(one.memory)) is type(held(two.memory))
+    assert type(one.memory.payload) is type(two.memory.payload)
     for a, b in zip(leaves(one), leaves(two), strict=True):
         if isinstance(a, Tensor):
             assert a.dtype == b.dtype
@@ -88,7 +87,7 @@ def test_memory_that_is_one_row_for_all_is_saved_for_each(tmp_path: Path) -> Non
     start = Memory.start(torch.arange(3.0), 4)
     checkpoint.save(tmp_path, (start,), progress(1), {})
     (found,), *_ = checkpoint.load(tmp_path, (start,), {})
-    assert torch.equal(held(found), torch.arange(3.0).expand(4, 3))
+    assert torch.equal(found.payload, torch.arange(3.0).expand(4, 3))
 
 
 def test_the_two_newest_are_kept(two: Path) -> None:
@@ -210,7 +209,7 @@ def test_a_state_of_another_shape_is_refused(two: Path) -> None:
     for wrong in (
         other._replace(x=torch.zeros(6)),
         other._replace(x=other.x.double()),
-        other._replace(memory=Memory(Anchor(torch.zeros(4, 5), held(other.memory).gradients))),
+        other._replace(memory=Memory(Anchor(torch.zeros(4, 5), other.memory.payload.gradients))),
         other._replace(odd={**other.odd, "more": torch.zeros(1)}),
     ):
         with pytest.raises(UsageError, match="does not fit the configuration"):
@@ -266,5 +265,5 @@ def test_works_have_their_names_of_today_in_checkpoints_of_former_versions(tmp_p
     template = CompressedState(torch.zeros(2), {"fednest/inner-sgd-steps/0": blank, "own:work/1": blank})
     loaded = checkpoint.load(tmp_path, template, {})
     assert loaded is not None
-    assert all(torch.equal(held(memory), held(rows)) for memory in loaded[0].errors.values())
+    assert all(torch.equal(memory.payload, rows.payload) for memory in loaded[0].errors.values())
     assert loaded[0].errors.keys() == template.errors.keys()

@@ -14,7 +14,6 @@ from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation, LocalEngine, Memory, Screening
 from coterie.federation.stages.compression import Compressed, Compression
 from coterie.federation.tree import tensors
-from coterie.federation.work import held
 from coterie.methods import fedavg, meritfed
 from coterie.methods.shared.compressing import compressed
 from coterie.methods.shared.works import gradient, local_sgd
@@ -88,9 +87,9 @@ def test_errors_are_what_was_not_understood_and_come_later(problem, fed, kind):
         wanted = wanted + ask(fed, x, t)
         understood = understood + ask(thin, x, t)
         (error,) = thin.engine.errors.values()
-        torch.testing.assert_close(understood + held(error), wanted)
+        torch.testing.assert_close(understood + error.payload, wanted)
     assert list(thin.engine.errors) == ["shared/gradient/0"]
-    assert bool(held(error).any())
+    assert bool(error.payload.any())
 
 
 @pytest.mark.parametrize("kind", ["random-k", "sketch"])
@@ -121,14 +120,14 @@ def test_small_and_whole_numbers_are_sent_as_they_are():
 def test_a_client_that_sends_nonsense_keeps_its_error_and_is_rejected(problem, fed):
     thin = behind(fed, Compression("top-k", 0.25))
     ask(thin, problem.start)
-    before = held(thin.engine.errors["shared/gradient/0"]).clone()
+    before = thin.engine.errors["shared/gradient/0"].payload.clone()
     columns = [c.clone() for c in problem.train.columns]
     columns[0][int(problem.train.offsets[2])] = torch.nan
     bad = replace(fed.engine, train=replace(problem.train, columns=tuple(columns)))
     thin = replace(thin, engine=Compressed(bad, Compression("top-k", 0.25), thin.engine.errors))
     ids = thin.gather(gradient, problem.start, draw=Draw.of(0), batch="all").ids
     assert ids.tolist() == [0, 1, 3, 4]
-    after = held(thin.engine.errors["shared/gradient/0"])
+    after = thin.engine.errors["shared/gradient/0"].payload
     assert torch.equal(after[2], before[2])
     assert not torch.equal(after[1], before[1])
     assert [event["client"] for event in thin.book.events] == [2]
@@ -154,7 +153,7 @@ def config(**changes: Any) -> Any:
 
 def states(result: Any) -> list[torch.Tensor]:
     """All tensors of a state, the clients' errors too."""
-    return [*tensors(result.state.inner), *(held(memory) for memory in result.state.errors.values())]
+    return [*tensors(result.state.inner), *(memory.payload for memory in result.state.errors.values())]
 
 
 @every
@@ -168,7 +167,7 @@ def test_a_resumed_run_is_bit_identical(kind, tmp_path: Path):
     two = run_rounds(assemble(full), broken, resume=True)
     assert all(torch.equal(a, b) for a, b in zip(states(one), states(two), strict=True))
     assert one.state.errors.keys() == {"shared/gradient/0"}
-    assert bool(held(one.state.errors["shared/gradient/0"]).any())
+    assert bool(one.state.errors["shared/gradient/0"].payload.any())
     assert one.ledger.as_dict() == two.ledger.as_dict()
     for name in ("weights.csv", "model.safetensors", "ledger.json"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
@@ -192,7 +191,7 @@ def test_the_trial_round_leaves_no_trace(problem, fed):
     method = compressed(meritfed(), fed, Compression("top-k", 0.25))
     state = method.init(problem, N)
     assert fed.ledger.total.rounds == 0
-    assert not any(bool(held(memory).any()) for memory in state.errors.values())
+    assert not any(bool(memory.payload.any()) for memory in state.errors.values())
     assert torch.equal(state.inner.x, problem.start)
 
 

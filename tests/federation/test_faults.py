@@ -22,7 +22,6 @@ from coterie.experiment.config import Config, FaultsTable, load
 from coterie.experiment.loop import Result, read_lines, run_rounds
 from coterie.federation import Call, Federation, Memory, Screening, Static, moved_from, work
 from coterie.federation.stages.faults import BOAST, HUGE, KINDS, Faults, Faulty
-from coterie.federation.work import held
 from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse, top_k
 
@@ -148,7 +147,7 @@ def test_after_a_restart_a_client_remembers_what_was_before(faulted):
     assert float(said) == torch.arange(1.0, N + 1).mean()
     expected = torch.arange(1.0, N + 1)
     expected[restarted] -= 1.0
-    assert torch.equal(held(after), expected)
+    assert torch.equal(after.payload, expected)
 
 
 def test_a_crash_leaves_memory_as_it_was(faulted):
@@ -156,7 +155,7 @@ def test_a_crash_leaves_memory_as_it_was(faulted):
     (_, ids), after = fed.gather(counted, memory=Memory(torch.zeros(N)), draw=DRAW)
     expected = torch.zeros(N).index_fill(0, ids, 1.0)
     assert 0 < len(ids) < N
-    assert torch.equal(held(after), expected)
+    assert torch.equal(after.payload, expected)
 
 
 def test_a_flip_is_one_bit_of_one_number(tiny, faulted):

@@ -32,7 +32,6 @@ from coterie.federation.stages.privacy import (
     innermost,
     library,
 )
-from coterie.federation.work import held
 from coterie.numerics import Draw
 from coterie.report.terminal import show_privacy
 
@@ -153,7 +152,7 @@ def test_chunks_do_not_change_a_bit(hiding, chunk):
 def test_memory_stays_as_it_is_and_nonsense_stays_nonsense(hiding):
     fed = hiding(1.0, 1.0)
     _, after = fed.gather(kept, memory=Memory(torch.zeros(N)), draw=DRAW)
-    assert held(after).tolist() == [1.0] * N
+    assert after.payload.tolist() == [1.0] * N
     fed.book.drain()
     with pytest.raises(Exception, match="no client answered"):
         fed.gather(broken, draw=DRAW)

@@ -30,7 +30,7 @@ from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEng
 from coterie.federation.stages.compression import Compression
 from coterie.federation.stages.faults import Faults, Faulty
 from coterie.federation.stages.privacy import Mechanism, composed, epsilon, library, unamplified
-from coterie.federation.work import Handle, lent
+from coterie.federation.work import Handle, with_recall
 from coterie.methods import Method
 from coterie.methods.registry import METHODS, learns_weights, method_entry
 from coterie.methods.shared.compressing import compressed
@@ -126,7 +126,7 @@ def assemble(config: Config, network: Network | None = None) -> Parts:
                 f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}."
             )
         fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
-        method.view(lent(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
+        method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
         return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
     with using_threads(threads):
         fed, chosen = federate(problem, table)
@@ -375,7 +375,7 @@ def _shows_memory(method: Method, state: Any) -> bool:
         asked.append(handle)
         return handle.start
 
-    method.view(lent(state, recall))
+    method.view(with_recall(state, recall))
     return bool(asked)
 
 

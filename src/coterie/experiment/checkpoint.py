@@ -21,7 +21,7 @@ from coterie.errors import UsageError
 from coterie.federation.ledger import Ledger
 from coterie.federation.naming import current
 from coterie.federation.tree import Tree, mapped, named_leaves, tree_flatten, tree_unflatten
-from coterie.federation.work import Handle, Memory, held
+from coterie.federation.work import Handle, Memory
 from coterie.storage import make_folder, tensor_bytes, write_atomically
 
 VERSION = 1
@@ -147,7 +147,7 @@ def _encode(state: Tree) -> tuple[dict[str, Tensor], dict[str, Any]]:
     plain: dict[str, Any] = {}
     for name, leaf in named_leaves(state):
         if isinstance(leaf, Memory):
-            inside = held(leaf)
+            inside = leaf.payload
             if isinstance(inside, Handle):  # the rows lie at the nodes
                 tensors[f"{name}@versions"] = inside.versions.cpu()
                 inside = mapped(_compact, inside.start)
@@ -180,13 +180,13 @@ def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -
     leaves: list[Any] = []
     for name, leaf in named_leaves(template):
         if isinstance(leaf, Memory):
-            structure = tree_flatten(held(leaf))[1]
+            structure = tree_flatten(leaf.payload)[1]
             versions = tensors.get(f"{name}@versions")
             if versions is None:
-                inner = [tensor(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
+                inner = [tensor(f"{name}@clients{path}", like) for path, like in named_leaves(leaf.payload)]
                 leaves.append(Memory(tree_unflatten(inner, structure)))
                 continue
-            each = [(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
+            each = [(f"{name}@clients{path}", like) for path, like in named_leaves(leaf.payload)]
             inner = [tensor(path, like[: len(tensors.get(path, like))]).expand(like.shape) for path, like in each]
             if versions.dtype != torch.int64 or any(like.shape[:1] != versions.shape for _, like in each):
                 raise Damaged(f"its {name} does not fit the configuration")

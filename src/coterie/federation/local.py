@@ -23,7 +23,7 @@ from coterie.federation.api import Call, Replies
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
-from coterie.federation.work import Each, Memory, held, info_of
+from coterie.federation.work import Each, Memory, info_of
 from coterie.numerics import Draw
 from coterie.numerics.memo import Seen
 
@@ -76,12 +76,7 @@ class LocalEngine:
 
     def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
         """The memory with the rows of those who answered replaced."""
-        ids = torch.cat([part[0] for part in parts])
-        old, structure = tree_flatten(held(memory))
-        new = [torch.cat(column) for column in zip(*(tree_flatten(part[1])[0] for part in parts), strict=True)]
-        if len(ids) == len(self.train):
-            return Memory(tree_unflatten(new, structure))
-        return Memory(tree_unflatten([o.index_copy(0, ids, v) for o, v in zip(old, new, strict=True)], structure))
+        return memory.with_rows(parts)
 
     def _mode_of(self, call: Call) -> Mode:
         # Padded rows would enter the statistics of layers that mix rows (batch norm), so unequal shards go one by one.
@@ -109,7 +104,7 @@ class LocalEngine:
         lone = len(ids) == 1
         some = ids.repeat(2) if lone else ids
         sent, fill = _split(call.shared)
-        private = None if call.memory is None else held(call.memory)
+        private = None if call.memory is None else call.memory.payload
 
         def at_one(key: Tensor, places: list[_Place], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
@@ -126,7 +121,7 @@ class LocalEngine:
 
     def _one_by_one(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
         sent, fill = _split(call.shared)
-        private = None if call.memory is None else held(call.memory)
+        private = None if call.memory is None else call.memory.payload
         results: list[Tree] = []
         keys = call.draw.client(ids).key
         for i, client in enumerate(ids.tolist(), 1):

@@ -25,7 +25,7 @@ from torch import Tensor
 from coterie.federation.api import Call, Engine, Replies, orderly
 from coterie.federation.stages.base import Wrapped
 from coterie.federation.tree import Size, Tree, mapped, rows, size
-from coterie.federation.work import Memory, held, info_of
+from coterie.federation.work import Memory, info_of
 from coterie.numerics import Draw
 from coterie.numerics.sketches import Hadamard
 from coterie.numerics.sparse import top_k
@@ -112,7 +112,7 @@ class Compressed(Wrapped):
             self.errors[name] = Memory.start(updates.new_zeros(updates.shape[1]), len(self.sizes))
         if name not in self.errors:
             return replace(self.compression, feedback=False).sent(updates, count, draw)
-        before = rows(held(self.errors[name]), ids)
+        before = rows(self.errors[name].payload, ids)
         wanted = updates + before
         message, got = self.compression.sent(wanted, count, draw)
         lost = wanted - got
@@ -124,4 +124,4 @@ class Compressed(Wrapped):
 
 def forgotten(errors: Errors) -> Errors:
     """Errors of the same form, all 0."""
-    return {name: Memory(mapped(torch.zeros_like, held(memory))) for name, memory in errors.items()}
+    return {name: Memory(mapped(torch.zeros_like, memory.payload)) for name, memory in errors.items()}

@@ -33,7 +33,7 @@ from torch import Tensor
 from coterie.federation.api import Call, Engine, Failure, Replies
 from coterie.federation.stages.base import Wrapped
 from coterie.federation.tree import Tree, put, rows, size, tree_flatten, tree_leaves, tree_unflatten
-from coterie.federation.work import Handle, held, info_of
+from coterie.federation.work import Handle, info_of
 from coterie.numerics import Draw
 
 KINDS = (
@@ -181,7 +181,7 @@ def _forgetful(call: Call, replies: Replies, i: int) -> Replies:
     """The replies in which one client's memory is what it was before this phase."""
     if call.memory is None:
         return replies
-    before = held(call.memory)
+    before = call.memory.payload
     before = before.versions if isinstance(before, Handle) else before
     here = torch.arange(len(replies.ids), device=replies.ids.device) == i
     return replies._replace(memory=put(replies.memory, here, rows(before, replies.ids[i : i + 1])))
