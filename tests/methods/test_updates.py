@@ -15,7 +15,7 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import RESULT, Call, Replies
-from coterie.federation.stages.base import Wrapped
+from coterie.federation.stages.base import Staged
 from coterie.federation.tree import mapped, tensors
 from coterie.federation.work import info_of, name_of
 from coterie.methods import nested_works
@@ -58,11 +58,10 @@ def flat(task: Any) -> Any:
     return same
 
 
-@dataclass
-class Watched(Wrapped):
+@dataclass(frozen=True)
+class Watched(Staged):
     """An engine that looks at updates as stages do; `moved` lists the works of which one is not 0."""
 
-    engine: Any
     asked: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
 
@@ -92,7 +91,7 @@ def watched(case: Case, rounds: int = 2, **settings: Any) -> Watched:
     parts = assemble(replace(config, method={**config.method, **settings}))
     engine: Any = parts.fed.engine
     target = None if engine.target is None else replace(engine.target, task=flat(engine.target.task))
-    watch = Watched(replace(engine, task=flat(engine.task), target=target))
+    watch = Watched(replace(engine, task=flat(engine.task), target=target), (), {})
     fed, state = replace(parts.fed, engine=watch), away(parts.method.init(parts.problem, parts.fed.n))
     singular = pytest.raises(RunError, match="singular Hessian")  # it is 0 here, and exact-gd inverts it
     with singular if case.method == "exact-gd" else nullcontext():

@@ -27,13 +27,23 @@ Key = TypeVar("Key")
 
 
 class Call(NamedTuple):
-    """One work to be run at many clients. Rows of `Each` values and of memory are numbered by client id."""
+    """One work to be run at many clients. Rows of `Each` values and of memory are numbered by client id.
+
+    Args:
+        work: the work.
+        shared: what every client is sent.
+        memory: what the clients remember, where the work uses it.
+        static: the work's settings.
+        draw: the randomness of the call.
+        round: the number of the round, from 1 on; 0 where nobody counts.
+    """
 
     work: Work
     shared: Tree
     memory: Memory | None
     static: Static
     draw: Draw
+    round: int = 0
 
     def updates(self, ids: Tensor, values: Tree, *, reports: bool = False) -> Tree:
         """What these clients contribute, as their work declares it: results, or differences from where they started.
@@ -337,9 +347,7 @@ class Federation:
 
     def begin(self, round: int, draw: Draw) -> "Federation":
         """The view for one round: its number, and its active set."""
-        at_round = getattr(self.engine, "at_round", None)
-        engine = self.engine if at_round is None else at_round(round)
-        return replace(self, round=round, engine=engine).sample(draw=draw)
+        return replace(self, round=round).sample(draw=draw)
 
     def sample(self, *, probability: float | None = None, count: int | None = None, draw: Draw) -> "Federation":
         """The view on a fresh active set; without arguments, as the federation is set up."""
@@ -438,7 +446,7 @@ class Federation:
         if not len(self.ids):
             raise NoClients(f"no client is active for {cause}")
         self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
-        call = Call(work, shared, memory, Static(**static), draw)
+        call = Call(work, shared, memory, Static(**static), draw, self.round)
         passed = self._passed(call, cause)
         if whole and self.screening.copies:
             passed = self._helpful(call, cause, passed)
