@@ -158,7 +158,8 @@ def test_memory_stays_as_it_is_and_nonsense_stays_nonsense(hiding):
 
 def test_whole_numbers_cannot_be_hidden(hiding):
     with pytest.raises(UsageError, match=r"counted sends whole numbers .* which noise cannot hide; choose a method"):
-        hiding(1.0, 1.0).gather(counted, draw=DRAW)
+        (fed := hiding(1.0, 1.0)).gather(counted, draw=DRAW)
+    assert fed.ledger.total.bytes_up == 0
 
 
 def test_uploads_are_counted_by_client_asked(hiding):
