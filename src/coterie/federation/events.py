@@ -6,12 +6,12 @@ Kind = Literal[
     # a client is missing, or is back
     "lost", "timeout", "forgotten", "memory lost", "refused", "rejoined", "client error", "silent",
     # its reply is not used as it came
-    "rejected", "clipped", "duplicate",
+    "rejected", "clipped", "duplicate", "zero update", "duplicate update",
     # injected faults
     "crashed", "restarted", "late", "delayed", "reordered", "truncated", "misshapen", "nan", "inf", "flip", "huge",
     "lied",
     # the run
-    "skipped", "resumed", "warning",
+    "skipped", "rejected round", "resumed", "warning",
 ]  # fmt: skip
 KINDS: frozenset[str] = frozenset(get_args(Kind))
 STRANGE = "client error"
