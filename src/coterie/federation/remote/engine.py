@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients, RunError, UsageError
-from coterie.federation.api import Book, Call, Failure, Place, Replies
+from coterie.federation.api import Book, Call, Failure, Replies, TargetAt
 from coterie.federation.local import LocalEngine
 from coterie.federation.remote.codec import Names, digest
 from coterie.federation.remote.exchange import Exchange, Policy, Question, Transport
@@ -61,7 +61,7 @@ class RemoteEngine:
     own_sizes: bool = False
     run: str = "run"
     target: Shard | None = None
-    target_at: Place = "server"
+    target_at: TargetAt = "server"
     policy: Policy = field(default_factory=Policy)
     names: Names = field(default_factory=Names)
     largest: int | None = None

@@ -164,8 +164,8 @@ class Faults(Stage):
         altered, what = _spoilt(call, rows(replies.values, slice(i, i + 1)), replies.ids[i : i + 1], kind, draw)
         if not what:
             return replies, None
-        here = torch.arange(len(replies.ids), device=replies.ids.device) == i
-        return replies._replace(values=put(replies.values, here, altered)), Failure(client, kind, what)
+        struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
+        return replies._replace(values=put(replies.values, struck, altered)), Failure(client, kind, what)
 
 
 def _chance(call: Call, ids: Tensor) -> Draw:
@@ -178,19 +178,19 @@ def _forgetful(call: Call, replies: Replies, i: int) -> Replies:
         return replies
     before = call.memory.payload
     before = before.versions if isinstance(before, Handle) else before
-    here = torch.arange(len(replies.ids), device=replies.ids.device) == i
-    return replies._replace(memory=put(replies.memory, here, rows(before, replies.ids[i : i + 1])))
+    struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
+    return replies._replace(memory=put(replies.memory, struck, rows(before, replies.ids[i : i + 1])))
 
 
 def _misfit(replies: Replies, i: int, kind: str, client: int, draw: Draw) -> Failure | None:
     """How a message without the form of the others' is rejected; None where there is no message."""
-    one = size(rows(replies.values, slice(i, i + 1)))
-    if not one.bytes:
+    message = size(rows(replies.values, slice(i, i + 1)))
+    if not message.bytes:
         return None
     if kind == "truncate":
-        arrived = int(draw.step(2).integers(one.bytes))
-        return Failure(client, "truncated", f"rejected: its reply breaks off after {arrived} of {one.bytes} bytes")
-    return Failure(client, "misshapen", f"rejected: it sends {one.floats + 1} numbers, the others {one.floats}")
+        arrived = int(draw.step(2).integers(message.bytes))
+        return Failure(client, "truncated", f"rejected: its reply breaks off after {arrived} of {message.bytes} bytes")
+    return Failure(client, "misshapen", f"rejected: it sends {message.floats + 1} numbers, the others {message.floats}")
 
 
 def _spoilt(call: Call, values: Tree, ids: Tensor, kind: str, draw: Draw) -> tuple[Tree, str]:
@@ -204,18 +204,18 @@ def _spoilt(call: Call, values: Tree, ids: Tensor, kind: str, draw: Draw) -> tup
     counts = [leaf.numel() if _real(leaf) or (kind == "flip" and _whole(leaf)) else 0 for leaf in leaves]
     if not sum(counts):
         return values, ""
-    place, leaf = int(draw.step(2).integers(sum(counts))), 0
-    while place >= counts[leaf]:
-        place, leaf = place - counts[leaf], leaf + 1
+    entry, leaf = int(draw.step(2).integers(sum(counts))), 0
+    while entry >= counts[leaf]:
+        entry, leaf = entry - counts[leaf], leaf + 1
     flat = leaves[leaf].reshape(-1).clone(memory_format=torch.contiguous_format)
     if kind == "flip":
         width = flat.element_size()
         bit = int(draw.step(3).integers(8 * width))
-        flat.view(torch.uint8)[place * width + bit // 8] ^= 1 << bit % 8
-        what = f"bit {bit} of number {place} is another"
+        flat.view(torch.uint8)[entry * width + bit // 8] ^= 1 << bit % 8
+        what = f"bit {bit} of number {entry} is another"
     else:
-        flat[place] = float(kind)
-        what = f"number {place} is {kind}"
+        flat[entry] = float(kind)
+        what = f"number {entry} is {kind}"
     leaves[leaf] = flat.reshape(leaves[leaf].shape)
     return tree_unflatten(leaves, structure), what
 
