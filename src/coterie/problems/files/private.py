@@ -86,7 +86,7 @@ class Layout:
         return float(self.spread(noise, clients) * norm.isf(CHANCE / max(1, tested)))
 
 
-@work("private-files/column-means", update=RESULT)
+@work("private-files/column-means", update=RESULT, mode="sequential")  # rows are streamed
 def column_means(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """The mean of a holder's row vectors: missing, u and u² − ½ by numeric column, words, missing words by column."""
     assert shard.train is not None
@@ -104,9 +104,6 @@ def column_means(shard: Shard, shared: Tree, private: Tree, static: Static, draw
         for j in range(q):
             counts += torch.bincount(slots[j][codes[:, j].long()], minlength=len(counts))
     return torch.cat([numbers.flatten(), counts[:-1]]) / max(1, int(shard.train.count))
-
-
-column_means.__coterie_mode__ = "sequential"  # type: ignore[attr-defined]  # rows are streamed
 
 
 def _slots(own: Sequence[Tensor], columns: Tensor, letters: Tensor, q: int) -> list[Tensor]:
