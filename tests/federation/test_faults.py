@@ -266,7 +266,8 @@ def test_the_record_names_each_fault_and_the_summary_counts_them(tmp_path):
 
 def test_a_phase_in_which_all_were_spoilt_is_skipped_and_no_divergence():
     result = run_rounds(assemble(configured(**{"run.rounds": 3, "faults.nan": 1.0})), None)
-    assert (result.summary["outcome"], result.summary["rounds"]) == ("finished", 3)
+    assert (result.summary["outcome"], result.summary["rounds"]) == ("failed", 3)
+    assert "no round trained anything" in result.summary["message"]
     assert result.summary["events"]["skipped"] == 3
     wild = run_rounds(assemble(configured(**{"run.rounds": 500, "method.step": 1e6, "faults.nan": 0.1})), None)
     assert wild.summary["outcome"] == "diverged"
