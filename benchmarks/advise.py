@@ -18,24 +18,24 @@ from typing import Any
 
 import torch
 
-from coterie.advise.screening import Plan, Screened, screen
+from coterie.advise.screening import Screened, ScreeningPlan, screen
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.files import ground
+from coterie.problems.files import load_files
 from coterie.problems.files.example import write_example
 
 
-def one(data: str, seed: int, friends: int, strangers: int, own: int, plan: Plan) -> tuple[Screened, set[str]]:
+def one(data: str, seed: int, friends: int, strangers: int, own: int, plan: ScreeningPlan) -> tuple[Screened, set[str]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "example"
         done = write_example(folder, data, seed=seed, friends=friends, strangers=strangers, own=own)
-        place = ground(
+        prepared = load_files(
             Context(seed), clients=f"{folder}/sites/*.csv", target=f"{folder}/mine.csv", label=done.label, orders=1
         )
-        return screen(place, plan, Draw.of(seed).phase("advise").phase("screening")), set(done.friends)
+        return screen(prepared, plan, Draw.of(seed).phase("advise").phase("screening")), set(done.friends)
 
 
-def known(data: str, splits: range, own: int, plan: Plan) -> dict[str, Any]:
+def known(data: str, splits: range, own: int, plan: ScreeningPlan) -> dict[str, Any]:
     right = said = there = harmful = shown = 0
     for seed in splits:
         screened, friends = one(data, seed, 3, 3, own, plan)
@@ -56,7 +56,7 @@ def known(data: str, splits: range, own: int, plan: Plan) -> dict[str, Any]:
     }
 
 
-def useless(data: str, splits: range, own: int, plan: Plan, partners: int = 20) -> dict[str, Any]:
+def useless(data: str, splits: range, own: int, plan: ScreeningPlan, partners: int = 20) -> dict[str, Any]:
     runs = alarms = 0
     for seed in splits:
         screened, _ = one(data, seed, 0, partners, own, plan)
@@ -79,12 +79,12 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--own", type=int, default=60)
-    parser.add_argument("--placebos", type=int, default=Plan().placebos)
+    parser.add_argument("--placebos", type=int, default=ScreeningPlan().placebos)
     parser.add_argument("--only", choices=("known", "useless"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plan = Plan(placebos=options.placebos)
+    plan = ScreeningPlan(placebos=options.placebos)
     seeds, results = range(options.first, options.first + options.splits), {}
     for name, measure in (("known", known), ("useless", useless)):
         if options.only in (None, name):

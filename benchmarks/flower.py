@@ -22,7 +22,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from coterie.flower.relay import client_app
+from coterie.engines.flower.relay import client_app
 
 app = client_app("bench.data:load", modules=("bench.data",))
 
@@ -73,7 +73,7 @@ from bench.data import plus_one
 from coterie.federation.api import Call
 from coterie.federation.remote import Names, Policy, RemoteEngine
 from coterie.federation.work import Static
-from coterie.flower.transport import FlowerTransport
+from coterie.engines.flower.transport import FlowerTransport
 from coterie.numerics import Draw
 
 app = ServerApp()

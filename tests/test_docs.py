@@ -10,10 +10,12 @@ import re
 import shlex
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import NamedTuple
 
@@ -225,12 +227,89 @@ def test_how_pages_are_read(tmp_path: Path) -> None:
     assert Path.cwd() == here
 
 
-def test_every_test_that_the_threat_model_names_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "SECURITY.md").read_text(encoding="utf-8")))
-    defined = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    }
-    assert named
-    assert named <= defined, sorted(named - defined)
+# promises and the tests that hold them
+
+PROMISES = [ROOT / "docs" / name for name in ("SECURITY.md", "robustness.md")]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+class Promise(NamedTuple):
+    """One row of a table: what is promised, its tests, and for each the number of its cases ("all …" is not one)."""
+
+    page: str
+    text: str
+    tests: list[str]
+    cases: list[str]
+
+
+def promises(page: Path) -> list[Promise]:
+    rows = []
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if tests := ["::".join(found) for found in NAMED.findall(line)]:
+            cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+            rows.append(Promise(page.name, cells[0], tests, cells[-1].split(" + ")))
+    return rows
+
+
+@pytest.mark.parametrize("page", PROMISES, ids=lambda page: page.name)
+def test_every_promise_names_tests_that_exist_and_their_cases(page: Path) -> None:
+    rows = promises(page)
+    assert len(rows) > 10
+    for row in rows:
+        assert len(row.tests) == len(row.cases), row
+        assert all(re.fullmatch(r"\d+( slow)?|all \w+", cases) for cases in row.cases), row
+        for name in row.tests:
+            file, _, function = name.partition("::")
+            assert re.search(rf"^def {function}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), name
+
+
+def test_promises_have_as_many_cases_as_their_pages_say(request: pytest.FixtureRequest) -> None:
+    """Compares with what this run has collected, so it says nothing about files that were left out of it."""
+    if request.config.option.keyword or any("::" in argument for argument in request.config.args):
+        pytest.skip("a part of a file was chosen")
+    collected = Counter(item.nodeid.partition("[")[0] for item in request.session.items)
+    stated = [
+        (row.page, name, int(cases.split()[0]))
+        for page in PROMISES
+        for row in promises(page)
+        for name, cases in zip(row.tests, row.cases, strict=True)
+        if not cases.startswith("all") and name in collected
+    ]
+    assert stated == [(page, name, collected[name]) for page, name, _ in stated]
+
+
+# paths and modules
+
+PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.py)?|[\w-]+/[\w/-]+\.py)`")
+BASES = (ROOT, ROOT / "src" / "coterie")
+MODULE = re.compile(r"`(coterie(?:\.\w+)+)[`(]")
+
+
+def missing_paths(text: str) -> list[str]:
+    """Paths of Python files and of folders of the package that do not exist, from the root or from the package."""
+    package = {path.name for path in (ROOT / "src" / "coterie").iterdir() if path.is_dir()}
+    named = {path for path in PATH.findall(text) if path.endswith(".py") or path.split("/")[0] in package}
+    return sorted(path for path in named if not any((base / path).exists() for base in BASES))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_paths_and_modules_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert missing_paths(text) == []
+    for name in sorted(set(MODULE.findall(text))):
+        assert resolve_name(name) is not None
+
+
+def test_every_file_of_the_architecture_exists() -> None:
+    files = set(re.findall(r"`((?:[\w-]+/)*\w+\.py)`", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
+    assert len(files) > 40
+    assert {file for file in files if not any((base / file).exists() for base in BASES)} == set()
+
+
+def test_missing_paths_are_found() -> None:
+    assert missing_paths(
+        "`numerics/none.py` `numerics/simplex.py` `methods/none/` `runs/one/` `tests/test_docs.py`"
+    ) == [
+        "methods/none/",
+        "numerics/none.py",
+    ]

@@ -326,7 +326,7 @@ def test_a_nested_problem_of_ones_own_is_fitted() -> None:
 @pytest.mark.parametrize(
     ("loss", "complaint"),
     [
-        (nn.CrossEntropyLoss(), "not one number a row"),
+        (nn.CrossEntropyLoss(), "not one number per row"),
         (nn.NLLLoss(reduction="none", weight=torch.ones(7)), "the loss does"),
     ],
 )

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-REWRITTEN_APART = {"SECURITY.md", "robustness.md"}
-TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in TEXTS if page.name not in REWRITTEN_APART]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 CODE = re.compile(
     r"<!-- result: .*?<!-- end of result -->|<!--.*?-->|^[ ]*```.*?^[ ]*```|^(?: {4}|\t|:::)[^\n]*|``.+?``|`[^`]+`",

@@ -47,7 +47,7 @@ def ours(problem: Any, method: Method, *, what: Callable[[Any], Tensor] | None =
 
     def once() -> Tensor:
         if isinstance(variable, Flat):
-            variable.forget()
+            variable.clear()
         return read(method.round(fed.begin(1, ROUND), state, ROUND))
 
     return once

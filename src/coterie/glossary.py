@@ -61,6 +61,7 @@ METHOD_SETTINGS = {
     "system_step": "step size of the linear system for the hypergradient",
     "target_batch": "rows per gradient of the target's loss",
     "terms": "N, terms of the series for the inverse Hessian",
+    "tie": "τ of the penalty (τ/2)‖w − 1/n‖² on the weights, by which equally good clients get equal weights; 0 is off",
     "weights": "client weights of the average",
 }
 

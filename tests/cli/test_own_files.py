@@ -281,6 +281,6 @@ def test_an_example_is_never_overwritten(coterie: Command, here: Path) -> None:
 
 
 def test_advise_needs_files(coterie: Command, here: Path) -> None:
-    assert "problem files needs somebody's data" in coterie("advise").err
+    assert "problem files needs your data" in coterie("advise").err
     Path("c.toml").write_text("[run]\nproblem = 'friends'\n")
     assert "advise works on problem files, not friends" in coterie("advise", "c.toml").err

@@ -9,32 +9,32 @@ from scipy import stats
 
 from coterie.advise.advise import _bound_terms, _rows_needed, _worth
 from coterie.advise.contributions import contributions, most_trainings
-from coterie.advise.screening import Paired, Plan, holm, judged, paired, placebo_test, screen
+from coterie.advise.screening import Paired, ScreeningPlan, holm, judged, paired, placebo_test, screen
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.files import Ground, ground
+from coterie.problems.files import PreparedFiles, load_files
 from coterie.problems.files.example import write_example
 
-QUICK = Plan(folds=3, placebos=8, steps=25, step=0.1)
+QUICK = ScreeningPlan(folds=3, placebos=8, steps=25, step=0.1)
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ground, set[str]]:
+def example(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreparedFiles, set[str]]:
     folder: Path = tmp_path_factory.mktemp("example")
     done = write_example(folder, seed=1, friends=2, strangers=2, own=60)
-    place = ground(Context(0), clients=f"{folder}/sites/*.csv", target=f"{folder}/mine.csv", label=done.label)
-    return place, set(done.friends)
+    data = load_files(Context(0), clients=f"{folder}/sites/*.csv", target=f"{folder}/mine.csv", label=done.label)
+    return data, set(done.friends)
 
 
-def test_friends_help_and_shuffled_labels_do_not(example: tuple[Ground, set[str]]) -> None:
-    place, friends = example
-    screened = screen(place, QUICK, Draw.of(0))
+def test_friends_help_and_shuffled_labels_do_not(example: tuple[PreparedFiles, set[str]]) -> None:
+    data, friends = example
+    screened = screen(data, QUICK, Draw.of(0))
     assert {p.name for p in screened.partners if p.verdict == "helps"} == friends
     assert all(p.gain.low <= p.gain.value <= p.gain.high for p in screened.partners)
     moved = screened.ledger.by_cause["advise/arm-gradients"]
     models = 4 * QUICK.folds * (1 + QUICK.placebos)
     assert moved.rounds == QUICK.steps
-    assert moved.floats_up == moved.floats_down == QUICK.steps * models * place.model.size
+    assert moved.floats_up == moved.floats_down == QUICK.steps * models * data.model.size
 
 
 def test_a_number_to_predict_and_a_partner_of_one_class(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_a_number_to_predict_and_a_partner_of_one_class(tmp_path: Path) -> None:
         table("mine.csv", 30, answers[-1])
         for k, answer in enumerate(answers[:-1]):
             table(f"site{k}.csv", 60, answer)
-        place = ground(Context(0), clients=f"{tmp_path}/site*.csv", target=f"{tmp_path}/mine.csv", label="y")
-        return [f"{p.verdict} {p.reason}" for p in screen(place, QUICK, Draw.of(0)).partners]
+        data = load_files(Context(0), clients=f"{tmp_path}/site*.csv", target=f"{tmp_path}/mine.csv", label="y")
+        return [f"{p.verdict} {p.reason}" for p in screen(data, QUICK, Draw.of(0)).partners]
 
     friend, stranger = verdicts("true", "shuffled", "true")
     assert friend.startswith("helps")
@@ -64,10 +64,10 @@ def test_a_number_to_predict_and_a_partner_of_one_class(tmp_path: Path) -> None:
     assert not single.startswith("helps")
 
 
-def test_the_same_seed_gives_the_same_verdicts(example: tuple[Ground, set[str]]) -> None:
-    place, _ = example
+def test_the_same_seed_gives_the_same_verdicts(example: tuple[PreparedFiles, set[str]]) -> None:
+    data, _ = example
     few = QUICK._replace(steps=3)
-    assert screen(place, few, Draw.of(5)).partners == screen(place, few, Draw.of(5)).partners
+    assert screen(data, few, Draw.of(5)).partners == screen(data, few, Draw.of(5)).partners
 
 
 def test_holm_by_hand() -> None:
@@ -107,7 +107,7 @@ def errors(*partners: tuple[float, float], noise: float = 0.01, rows: int = 200)
 def test_verdicts() -> None:
     names = [("better", 9), ("worse", 9), ("useless", 9), ("same", 9), ("mixed", 9)]
     table = errors((0.15, 0.3), (0.3, 0.4), (0.2001, 0.2), (0.2, 0.3), (0.205, 0.3))
-    found = {p.name: p for p in judged(names, table, Plan())}
+    found = {p.name: p for p in judged(names, table, ScreeningPlan())}
     assert found["better"].verdict == "helps"
     assert "better than alone" in found["better"].reason
     assert found["worse"].verdict == "harms"
@@ -116,7 +116,7 @@ def test_verdicts() -> None:
     assert found["mixed"].verdict != "helps", "useful labels are not enough where the mixture looks worse than alone"
     quiet = errors((0.2, 0.3))
     quiet[1] = quiet[0] + 1e-5 * torch.randn(200, generator=torch.Generator().manual_seed(0))
-    (same,) = judged([("same", 9)], quiet, Plan())
+    (same,) = judged([("same", 9)], quiet, ScreeningPlan())
     assert same.verdict == "neutral"
     assert "less than 1%" in same.reason
 
@@ -129,32 +129,32 @@ def test_worth_and_the_rows_it_would_take() -> None:
     assert _rows_needed(worse, 100) is None
 
 
-def test_bound_terms_are_theorem_1(example: tuple[Ground, set[str]]) -> None:
-    place, _ = example
-    first, second, *_ = _bound_terms(place)
-    d, tail = place.model.size, np.log(20)
+def test_bound_terms_are_theorem_1(example: tuple[PreparedFiles, set[str]]) -> None:
+    data, _ = example
+    first, second, *_ = _bound_terms(data)
+    d, tail = data.model.size, np.log(20)
     assert first["validation_term"] == pytest.approx(np.sqrt((d + tail) / 60))
     assert second["validation_term"] == pytest.approx(first["validation_term"] / np.sqrt(2))
-    rows = min(holder.rows for holder in place.holders[:-1])
+    rows = min(holder.rows for holder in data.holders[:-1])
     assert first["training_term"] == pytest.approx(((d + 4 + tail) * 4 / rows) ** 0.25)
 
 
-def test_shapley_values_share_out_the_whole_gain(example: tuple[Ground, set[str]]) -> None:
+def test_shapley_values_share_out_the_whole_gain(example: tuple[PreparedFiles, set[str]]) -> None:
     """Efficiency holds for every order, cut short or not at tolerance 0; friends come before strangers."""
-    place, friends = example
-    found = contributions(place, "shapley", QUICK, Draw.of(0), orders=3, tolerance=0.0)
+    data, friends = example
+    found = contributions(data, "shapley", QUICK, Draw.of(0), orders=3, tolerance=0.0)
     assert sum(found.values) == pytest.approx(found.whole - found.empty, abs=1e-6)
     assert found.trainings <= most_trainings("shapley", 4, 3) == 14
     order = sorted(range(4), key=lambda k: -found.values[k])
-    assert {place.partners[k] for k in order[:2]} == friends
+    assert {data.partners[k] for k in order[:2]} == friends
 
 
-def test_leaving_one_out(example: tuple[Ground, set[str]]) -> None:
-    place, friends = example
+def test_leaving_one_out(example: tuple[PreparedFiles, set[str]]) -> None:
+    data, friends = example
     said: list[str] = []
-    found = contributions(place, "loo", QUICK, Draw.of(0), say=said.append)
+    found = contributions(data, "loo", QUICK, Draw.of(0), say=said.append)
     assert found.trainings == most_trainings("loo", 4) == 6
     assert "at most 6 trainings" in said[0]
     best = max(range(4), key=lambda k: found.values[k])
-    assert place.partners[best] in friends
+    assert data.partners[best] in friends
     assert found.as_dict([0.4, 0.3, 0.2, 0.1])["agreement_with_weights"] is not None

@@ -298,7 +298,7 @@ def test_clients_that_lie_side_by_side_are_seen_without_a_copy(shards):
     assert pack(shards((3, 4), IMAGE)).views(torch.tensor([0, 1])) == ()
 
 
-def test_what_is_shared_is_copied_once_a_point(shards, monkeypatch):
+def test_what_is_shared_is_copied_once_a_point(shards):
     fed = federation(shards((3,) * 4, IMAGE), network("logistic"), chunk=2)
     engine, theta = fed.engine, start(fed)
     copies = engine._copies.of(theta, 2)
@@ -313,10 +313,10 @@ def test_what_is_shared_is_copied_once_a_point(shards, monkeypatch):
     copies = engine._copies.of(theta, 2)
     copies.zero_()  # by a work that does what it must not
     assert torch.equal(engine._copies.of(theta, 2)[1], theta)
-    monkeypatch.setattr(local, "LARGE", copies.nbytes)
+    engine._copies._memo.budget = copies.nbytes + theta.nbytes
     engine._copies.of(theta.clone(), 2)
     assert engine._copies.of(theta, 2) is not engine._copies.of(theta.clone(), 2)
-    assert len(engine._copies._kept) == 1
+    assert len(engine._copies._memo) == 1
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -147,8 +147,8 @@ HOSTILE = """
 import random
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
-from coterie.flower.envelope import KIND, opened, sealed
-from coterie.flower.tryout import client
+from coterie.engines.flower.envelope import KIND, opened, sealed
+from coterie.engines.flower.tryout import client
 
 app = ClientApp()
 

@@ -18,13 +18,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "problems"))
 
-from fake_data import EKMAN, EMOTIONS, PIXELS, covtype_text, idx, python2_pickle
+from fake_data import EKMAN, EMOTIONS, PIXELS, covtype_text, idx
 
 from coterie.errors import CoterieError
 from coterie.experiment import checkpoint
 from coterie.experiment.config import load, parse_sets
 from coterie.federation import Memory
-from coterie.problems.data.cifar import read_binary, read_pickled
+from coterie.problems.data.cifar import read_binary
 from coterie.problems.data.covtype import read_table
 from coterie.problems.data.goemotions import read_comments, read_emotions, read_mapping
 from coterie.problems.data.idx import read_idx
@@ -171,23 +171,6 @@ def _binary_batches() -> list[bytes]:
     return [bytes([label]) + bytes(PIXELS) for label in (0, 9)]
 
 
-def _pickled_batches() -> list[bytes]:
-    pixels, labels = np.zeros((2, PIXELS), np.uint8), np.array([1, 2], np.uint8)
-    return [python2_pickle(pixels, labels), LAUGHS, MEMO]
-
-
-def _laughs() -> bytes:
-    """Labels of few bytes that are 2²⁸ numbers when written out: lists that hold the list before twice."""
-    body = b"K\x01"
-    for i in range(28):
-        body += b"q" + bytes([i]) + b"0](" + b"h" + bytes([i]) + b"h" + bytes([i]) + b"e"
-    return b"\x80\x02}(U\x06labels" + body + b"U\x04dataK\x01u."
-
-
-LAUGHS = _laughs()
-MEMO = b"\x80\x02K\x01r\xff\xff\xff\x7f0}."  # a memo of 2³¹ places
-
-
 def _comments() -> list[bytes]:
     return ["\n".join(f"text {k}\t{k}\tid{k}" for k in range(5)).encode(), b"a\t0,1\tb\nc\t2\td\n"]
 
@@ -203,7 +186,6 @@ TARGETS = (
     Target("idx images", _images(3), _file(lambda path: read_idx(path, 3))),
     Target("idx labels", _images(1), _file(lambda path: read_idx(path, 1))),
     Target("CIFAR-10, binary", _binary_batches, _file(read_binary)),
-    Target("CIFAR-10, pickled", _pickled_batches, _file(read_pickled)),
     Target("Covertype", lambda: [covtype_text(4).encode()], _file(read_table)),
     Target("GoEmotions comments", _comments, _file(lambda path: read_comments(path, 28))),
     Target("GoEmotions names", lambda: ["\n".join(EMOTIONS).encode()], _file(read_emotions)),

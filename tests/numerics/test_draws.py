@@ -32,7 +32,6 @@ SAMPLERS = {
     "permutation of count": lambda draw, count: draw.permutation(12, count),
     "subset": lambda draw, count: draw.subset(12, 5),
     "subset of count": lambda draw, count: draw.subset(12, 4, count),
-    "distinct batches": lambda draw, count: draw.distinct_batches(12, count, 4, 3),
     "step": lambda draw, count: draw.step(2).uniform(3),
 }
 every_sampler = pytest.mark.parametrize("sample", SAMPLERS.values(), ids=SAMPLERS.keys())
@@ -345,7 +344,6 @@ def test_padding_does_not_change_the_order_of_a_client_s_own_rows():
     alone = ROOT.permutation(5)
     for capacity in (5, 6, 40):
         assert torch.equal(ROOT.permutation(capacity, 5)[:5], alone)
-        assert torch.equal(ROOT.distinct_batches(capacity, torch.tensor(5), 3, 4), ROOT.distinct_batches(5, 5, 3, 4))
 
 
 def test_masked_orders_of_three_among_five_are_equally_likely():
@@ -379,27 +377,6 @@ def test_batches_stay_below_count_and_reach_every_row():
     for own, count in zip(rows, COUNTS.tolist(), strict=True):
         assert own.unique().tolist() == list(range(count))
     assert not torch.equal(rows[0, 0], rows[0, 1])
-
-
-@pytest.mark.parametrize("vmapped", [False, True])
-def test_distinct_batches_repeat_no_row_within_a_batch_and_stay_below_count(vmapped):
-    if vmapped:
-        rows = torch.func.vmap(lambda k, c: ROOT.client(k).distinct_batches(12, c, 4, 60))(IDS, COUNTS)
-    else:
-        rows = ROOT.client(IDS).distinct_batches(12, COUNTS, 4, 60)
-    assert rows.shape == (5, 60, 4)
-    assert (rows.sort(dim=-1).values.diff(dim=-1) > 0).all()
-    for own, count in zip(rows, COUNTS.tolist(), strict=True):
-        assert own.unique().tolist() == list(range(count))
-    assert not torch.equal(rows[1, 0], rows[1, 1])
-
-
-def test_each_row_is_equally_likely_in_a_distinct_batch():
-    rows = Draw.of(8).distinct_batches(9, 6, 2, 9000)
-    assert stats.chisquare(rows[:, 0].bincount(minlength=6)).pvalue > 1e-3
-    pairs = (rows[:, 0] * 6 + rows[:, 1]).bincount(minlength=36)
-    assert (pairs > 0).sum() == 30
-    assert stats.chisquare(pairs[pairs > 0]).pvalue > 1e-3
 
 
 def test_empty_shapes_give_empty_draws():

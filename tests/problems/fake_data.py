@@ -1,4 +1,4 @@
-"""Small files in every public format, and pickles as Python 2 wrote them."""
+"""Small files in every public format."""
 
 import gzip
 import json
@@ -49,41 +49,6 @@ def write_cifar_binary(folder: Path, count: int = 20) -> list[tuple[str, np.ndar
     for name, pixels, labels in made:
         write(folder / f"{name}.bin", np.concatenate([labels[:, None], pixels], axis=1).tobytes())
     return made
-
-
-def write_cifar_python(folder: Path, count: int = 20) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    made = batches(count)
-    for name, pixels, labels in made:
-        write(folder / name, python2_pickle(pixels, labels))
-    return made
-
-
-def python2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """{'batch_label': …, 'labels': […], 'data': array} by the opcodes of Python 2's protocol 2."""
-
-    def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value
-
-    def number(value: int) -> bytes:
-        return b"J" + struct.pack("<i", value)
-
-    raw = pixels.tobytes()
-    kind = (
-        b"cnumpy\ndtype\n"
-        + text(b"u1")
-        + b"K\x00K\x01\x87R(K\x03"
-        + text(b"|")
-        + b"NNN"
-        + number(-1)
-        + number(-1)
-        + b"K\x00tb"
-    )
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R"
-    state = b"(K\x01" + number(len(pixels)) + number(pixels.shape[1]) + b"\x86" + kind + b"\x89"
-    state += b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
-    rows = b"](" + b"".join(number(int(label)) for label in labels) + b"e"
-    body = text(b"batch_label") + text(b"training batch") + text(b"labels") + rows + text(b"data") + array + state
-    return b"\x80\x02}(" + body + b"u."
 
 
 def covtype_text(count: int = 70) -> str:

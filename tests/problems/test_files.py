@@ -19,7 +19,7 @@ from coterie.consent import allowing
 from coterie.errors import UsageError
 from coterie.federation.ledger import Entry
 from coterie.problems import Context
-from coterie.problems.files import files, ground, tables
+from coterie.problems.files import files, load_files, tables
 from coterie.problems.files.prepare import Moments
 from coterie.problems.files.problem import shuffled
 
@@ -326,9 +326,9 @@ def test_files_are_needed() -> None:
 
 
 def test_orders_are_laid_out_twice_in_a_row(folder: Path) -> None:
-    place = ground(Context(), clients=f"{folder}/sites/*.csv", target=f"{folder}/mine.csv", orders=2)
-    n = place.target_rows
+    data = load_files(Context(), clients=f"{folder}/sites/*.csv", target=f"{folder}/mine.csv", orders=2)
+    n = data.target_rows
     for order in range(2):
-        once, again = (place.rows(place.span(order, start, n)).all() for start in (0, 7))
+        once, again = (data.rows(data.span(order, start, n)).all() for start in (0, 7))
         torch.testing.assert_close(once.inputs.roll(-7, 0), again.inputs)
-    json.dumps(place.prepared.as_dict())
+    json.dumps(data.preparation.as_dict())

@@ -1,6 +1,6 @@
-"""With whom should the target train, and is it worth it? An answer with intervals, from somebody's own files.
+"""With whom should the target train, and is it worth it? An answer with intervals, from your own files.
 
-1. Screening (screening.py): a held-out comparison a partner, with placebos and Holm's correction.
+1. Screening (screening.py): one held-out comparison per partner, with placebos and Holm's correction.
 2. Learned weights, training alone and plain averaging, for every fold of several random orders of the target's rows:
    the fold is the test, of the rest some rows train and the others judge the weights; alone, the target trains on all
    of the rest. The weights are learned again on bootstrap resamples of the judging rows, so that their spread is seen.
@@ -22,7 +22,17 @@ from scipy.stats import norm
 from torch import Tensor
 
 from coterie.advise.contributions import Contributions, contributions
-from coterie.advise.screening import LEVEL, NEGLIGIBLE, Paired, Plan, Screened, as_dict, paired, screen, squared_errors
+from coterie.advise.screening import (
+    LEVEL,
+    NEGLIGIBLE,
+    Paired,
+    Screened,
+    ScreeningPlan,
+    as_dict,
+    paired,
+    screen,
+    squared_errors,
+)
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import Parts, check_needs, checked_device, federate
 from coterie.experiment.config import Config, PrivacyTable
@@ -33,7 +43,7 @@ from coterie.federation.ledger import Ledger
 from coterie.methods.registry import method_entry
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.files import Ground, ground
+from coterie.problems.files import PreparedFiles, load_files
 from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting
 from coterie.storage import write_atomically, write_json
@@ -44,7 +54,8 @@ TUNED_BATCH = 128
 ANSWERS = {
     "yes": "Training together with learned weights beats training alone.",
     "no": "Training together does not beat training alone: stay alone.",
-    "not shown": "That training together beats training alone is not shown: your rows are too few, or they are enough.",
+    "not shown": "No significant gain over training alone: either your {rows:,} rows are too few to show one, or they "
+    "already suffice.",
 }
 Say = Callable[[str], None]
 
@@ -54,10 +65,10 @@ class Effort(NamedTuple):
 
     repeats: int = 2
     bootstraps: int = 5
-    plan: Plan = Plan()
+    plan: ScreeningPlan = ScreeningPlan()
 
 
-class Trial(NamedTuple):
+class StrategyResult(NamedTuple):
     """Held-out errors [n] and right answers [n] of one strategy, by row, averaged over repeats, and one ledger."""
 
     errors: np.ndarray
@@ -76,30 +87,30 @@ def advise(
 ) -> dict[str, Any]:
     """The advice as plain data; with a folder, advice.json and the model (MODEL_DIR of `coterie predict`) go there.
 
-    values is None, "loo" or "shapley": contributions beside the weights. say is told what is going on.
+    values is None, "loo" or "shapley": contributions beside the weights. say is called with progress messages.
     """
-    place = settled(config, effort.repeats)
+    data = prepare_files(config, effort.repeats)
     if folder is not None:
         prepare(folder, force=force)
         write_atomically(folder / "config.toml", config.as_toml().encode())
-    K, n = len(place.partners), place.target_rows
-    say(f"{K} partners with {sum(h.rows for h in place.holders[:-1]):,} rows; {n:,} rows of your own")
+    K, n = len(data.partners), data.target_rows
+    say(f"{K} partners with {sum(h.rows for h in data.holders[:-1]):,} rows; {n:,} rows of your own")
     draw = Draw.of(config.run.seed).phase("advise")
-    say(f"screening: {K} × {1 + effort.plan.placebos} models a fold, {effort.plan.folds} folds, trained together")
-    screened = screen(place, effort.plan, draw.phase("screening"))
-    trials, weights = _strategies(place, config, effort, draw, say)
-    found = None if values is None else contributions(place, values, effort.plan, draw.phase("contributions"), say=say)
+    say(f"screening: {K} × {1 + effort.plan.placebos} models per fold, {effort.plan.folds} folds, trained together")
+    screened = screen(data, effort.plan, draw.phase("screening"))
+    trials, weights = _strategies(data, config, effort, draw, say)
+    found = None if values is None else contributions(data, values, effort.plan, draw.phase("contributions"), say=say)
     learned = trials[config.run.method]
     comparisons = {name: paired(trials[name].errors - learned.errors, effort.plan.folds) for name in (ALONE, AVERAGE)}
-    advice = _advice(place, config, effort, screened, trials, weights, comparisons, found)
+    advice = _advice(data, config, effort, screened, trials, weights, comparisons, found)
     if folder is not None:
         say("training the model on everything")
-        _final(place, config, folder / "model")
+        _final(data, config, folder / "model")
         write_json(folder / "advice.json", advice)
     return advice
 
 
-def settled(config: Config, orders: int) -> Ground:
+def prepare_files(config: Config, orders: int) -> PreparedFiles:
     """The files of a configuration, read and prepared, with so many random orders of the target's rows."""
     if config.run.problem != "files":
         raise UsageError(f"advise works on problem files, not {config.run.problem}; set run.problem='files'.")
@@ -111,27 +122,27 @@ def settled(config: Config, orders: int) -> Ground:
     settings = {key: value for key, value in config.problem.items() if key not in ("own", "test")}
     device = checked_device(config.run.device, config.run.dtype)
     context = Context(config.run.seed, getattr(torch, config.run.dtype), device)
-    return ground(context, **settings, orders=orders)
+    return load_files(context, **settings, orders=orders)
 
 
 def _strategies(
-    place: Ground, config: Config, effort: Effort, draw: Draw, say: Say
-) -> tuple[dict[str, Trial], np.ndarray]:
+    data: PreparedFiles, config: Config, effort: Effort, draw: Draw, say: Say
+) -> tuple[dict[str, StrategyResult], np.ndarray]:
     """Every strategy on every fold of every order; the learned weights of all runs, [runs, K + 1]."""
-    folds, n = effort.plan.folds, place.target_rows
+    folds, n = effort.plan.folds, data.target_rows
     learned = config.run.method
     errors = {name: np.zeros((effort.repeats, n)) for name in (learned, ALONE, AVERAGE)}
     right = {name: np.zeros((effort.repeats, n)) for name in errors}
     ledgers: dict[str, Ledger] = {}
     weights: list[Tensor] = []
-    trainer = _Trainer(place, config)
+    trainer = _Trainer(data, config)
     for r in range(effort.repeats):
         say(f"learned weights, alone, averaging: order {r + 1} of {effort.repeats}, {folds} folds")
-        row = _original(place, r)
+        row = _original(data, r)
         for f in range(folds):
             first, last = -(-f * n // folds), -(-(f + 1) * n // folds)
             problem = trainer.split(r, first, last - first)
-            test = place.rows(place.span(r, first, last - first)).all()
+            test = data.rows(data.span(r, first, last - first)).all()
             for name in errors:
                 result = trainer.train(name, problem, config.run.seed + r)
                 ledgers.setdefault(name, result.ledger)
@@ -152,23 +163,24 @@ def _strategies(
             weights.append(result.view.weights)
     classes = trainer.task.classes is not None
     trials = {
-        name: Trial(errors[name].mean(0), right[name].mean(0) if classes else None, ledgers[name]) for name in errors
+        name: StrategyResult(errors[name].mean(0), right[name].mean(0) if classes else None, ledgers[name])
+        for name in errors
     }
-    return trials, torch.stack(weights).double().cpu().numpy() if weights else np.zeros((0, len(place.partners) + 1))
+    return trials, torch.stack(weights).double().cpu().numpy() if weights else np.zeros((0, len(data.partners) + 1))
 
 
-def _original(place: Ground, order: int) -> np.ndarray:
-    """For each place of an order, the number of that row in a numbering common to all orders."""
-    return place.orders[order].numpy()
+def _original(data: PreparedFiles, order: int) -> np.ndarray:
+    """For each position of an order, the number of that row in a numbering common to all orders."""
+    return data.orders[order].numpy()
 
 
 class _Trainer:
     """Trains any of the strategies on any split; mode and chunk are chosen once."""
 
-    def __init__(self, place: Ground, config: Config) -> None:
-        self.place, self.config = place, config
-        self.small = int(place.stack.counts.max()) <= SMALL
-        n = place.target_rows
+    def __init__(self, data: PreparedFiles, config: Config) -> None:
+        self.data, self.config = data, config
+        self.small = int(data.stack.counts.max()) <= SMALL
+        n = data.target_rows
         problem = self.split(0, 0, n // 5)
         assert isinstance(problem.task, Supervised)
         self.task = problem.task
@@ -176,16 +188,16 @@ class _Trainer:
         self.federation = config.federation.model_copy(update=chosen)
 
     def split(self, order: int, first: int, tested: int) -> Weighting:
-        """Test rows from a place of an order's circle; of the others, own for training, the rest for the weights."""
-        n, settings = self.place.target_rows, self.config.problem
+        """Test rows from a position of an order's circle; of the others, own for training, the rest for the weights."""
+        n, settings = self.data.target_rows, self.config.problem
         others = n - tested
         own = round(settings["own"] / max(1e-9, 1.0 - settings["test"]) * others)
         own = min(own, others - 2)
         after = first + tested
-        return self.place.problem(
-            self.place.span(order, after, own),
-            self.place.span(order, after + own, others - own),
-            self.place.span(order, first, tested) if tested else None,
+        return self.data.problem(
+            self.data.span(order, after, own),
+            self.data.span(order, after + own, others - own),
+            self.data.span(order, first, tested) if tested else None,
         )
 
     def train(self, name: str, problem: Weighting, seed: int, folder: Path | None = None) -> Result:
@@ -222,25 +234,25 @@ def _resampled(problem: Weighting, draw: Draw) -> Weighting:
     return replace(problem, target=Shard(problem.task, problem.target.train, rows))
 
 
-def _final(place: Ground, config: Config, folder: Path) -> None:
+def _final(data: PreparedFiles, config: Config, folder: Path) -> None:
     """The model for use: learned weights, no row kept for a test."""
-    trainer = _Trainer(place, config)
+    trainer = _Trainer(data, config)
     trainer.train(config.run.method, trainer.split(0, 0, 0), config.run.seed, folder)
 
 
 def _advice(
-    place: Ground,
+    data: PreparedFiles,
     config: Config,
     effort: Effort,
     screened: Screened,
-    trials: dict[str, Trial],
+    trials: dict[str, StrategyResult],
     weights: np.ndarray,
     comparisons: dict[str, Paired],
     found: Contributions | None,
 ) -> dict[str, Any]:
     """Everything as plain data."""
     learned = config.run.method
-    unit = "Brier score" if place.prepared.classes else "squared error (in standard deviations of the label)"
+    unit = "Brier score" if data.preparation.classes else "squared error (in standard deviations of the label)"
     partners = []
     for k, one in enumerate(screened.partners):
         share = weights[:, k] if len(weights) else np.zeros(1)
@@ -252,22 +264,22 @@ def _advice(
     worth = _worth(against_alone, error)
     cost = trials[learned].ledger.total
     spent = screened.ledger.total
-    needed = _rows_needed(against_alone, place.target_rows)
+    needed = _rows_needed(against_alone, data.target_rows)
     return {
         "version": 1,
         "data": {
             "clients": config.problem["clients"],
             "target": config.problem["target"],
             "label": config.problem["label"],
-            "kind": place.prepared.form.kind,
-            "classes": list(place.prepared.classes),
-            "target_rows": place.target_rows,
-            "partner_rows": sum(holder.rows for holder in place.holders[:-1]),
+            "kind": data.preparation.form.kind,
+            "classes": list(data.preparation.classes),
+            "target_rows": data.target_rows,
+            "partner_rows": sum(holder.rows for holder in data.holders[:-1]),
             "model": config.problem["model"],
-            "parameters": place.model.size,
+            "parameters": data.model.size,
         },
         "worth_it": worth,
-        "headline": _headline(worth, screened),
+        "headline": _headline(worth, screened, data.target_rows),
         "measure": unit,
         "partners": partners,
         "own_weight": float(weights[:, -1].mean()) if len(weights) else None,
@@ -298,13 +310,13 @@ def _advice(
             "trainings": 3 * effort.repeats * effort.plan.folds + effort.bootstraps,
         },
         "certainty": {
-            "target_rows": place.target_rows,
+            "target_rows": data.target_rows,
             "rows_needed": needed,
-            "bound": _bound_terms(place),
+            "bound": _bound_terms(data),
         },
         "contributions": None if found is None else found.as_dict(weights.mean(0).tolist() if len(weights) else None),
         "plan": {**effort.plan._asdict(), "repeats": effort.repeats, "bootstraps": effort.bootstraps, "level": LEVEL},
-        "notes": list(place.notes),
+        "notes": list(data.notes),
         "seed": config.run.seed,
     }
 
@@ -322,8 +334,8 @@ def _worth(one: Paired, error: float) -> str:
     return "not shown"
 
 
-def _headline(worth: str, screened: Screened) -> str:
-    """The answer in two or three sentences. Without a helper, what was gained is not the partners' doing."""
+def _headline(worth: str, screened: Screened, rows: int) -> str:
+    """The answer in two or three sentences. Where no partner helps, a gain is not due to the partners."""
     total = len(screened.partners)
     by = {v: [p.name for p in screened.partners if p.verdict == v] for v in ("helps", "neutral", "harms")}
     few, bad = len(by["helps"]) == 1, len(by["harms"]) == 1
@@ -336,7 +348,7 @@ def _headline(worth: str, screened: Screened) -> str:
         who = f"{_named(by['helps'], total)} {'is' if few else 'are'} worth training with, if with anybody."
     if by["harms"]:
         who += f" {_named(by['harms'], total)} harm{'s' if bad else ''} if averaged in."
-    return f"{who} {ANSWERS[worth]}"
+    return f"{who} {ANSWERS[worth].format(rows=rows)}"
 
 
 def _named(names: list[str], total: int) -> str:
@@ -358,17 +370,17 @@ def _rows_needed(one: Paired, n: int) -> int | None:
     return ceil(n * (wanted / one.t) ** 2)
 
 
-def _bound_terms(place: Ground) -> list[dict[str, float]]:
+def _bound_terms(data: PreparedFiles) -> list[dict[str, float]]:
     """The two terms of Theorem 1 of 'Adaptively weighted nodes' without their constants, for more rows of the target.
 
     √((ν + log 1/δ)/n_valid) and ((ν + K + log 1/δ) K b²/n_train)^¼ with δ = 0.05 and b = 1; the number of parameters
     stands for the dimension ν. Where the first is the larger, more validation rows help most; else more partner rows.
     """
-    nu, K, tail = place.model.size, len(place.partners), log(1 / LEVEL)
-    train = min(holder.rows for holder in place.holders[:-1])
+    nu, K, tail = data.model.size, len(data.partners), log(1 / LEVEL)
+    train = min(holder.rows for holder in data.holders[:-1])
     second = ((nu + K + tail) * K / train) ** 0.25
     terms = []
     for factor in (1, 2, 5, 10):
-        rows = place.target_rows * factor
+        rows = data.target_rows * factor
         terms.append({"target_rows": rows, "validation_term": sqrt((nu + tail) / rows), "training_term": second})
     return terms

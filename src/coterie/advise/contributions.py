@@ -21,7 +21,7 @@ from torch.func import vmap
 from coterie.advise.screening import (
     PARTNER_ROWS,
     TARGET_ROWS,
-    Plan,
+    ScreeningPlan,
     activations,
     at_once,
     fold_gradients,
@@ -33,7 +33,7 @@ from coterie.federation import RESULT, Batch, Federation, LocalEngine, Shard, St
 from coterie.federation.tree import Tree
 from coterie.methods.shared.optimisers import Server
 from coterie.numerics import Draw
-from coterie.problems.files import Ground
+from coterie.problems.files import PreparedFiles
 
 ORDERS = 20
 TOLERANCE = 0.01  # of the whole value, below which an order is cut short
@@ -43,7 +43,7 @@ Members = frozenset[int]
 
 
 class Contributions(NamedTuple):
-    """One number a partner, how it was found, the trainings it took and what they moved."""
+    """One number per partner, how it was found, the trainings it took and what they moved."""
 
     kind: str
     values: list[float]
@@ -71,9 +71,9 @@ def most_trainings(kind: str, partners: int, orders: int = ORDERS) -> int:
 
 
 def contributions(
-    place: Ground,
+    data: PreparedFiles,
     kind: str,
-    plan: Plan = Plan(),  # noqa: B008
+    plan: ScreeningPlan = ScreeningPlan(),  # noqa: B008
     draw: Draw | None = None,
     *,
     orders: int = ORDERS,
@@ -81,15 +81,15 @@ def contributions(
     say: Callable[[str], None] = lambda text: None,
 ) -> Contributions:
     """Leave-one-out ("loo") or Shapley ("shapley") values of the partners."""
-    K = len(place.partners)
+    K = len(data.partners)
     if kind not in ("loo", "shapley"):
         raise UsageError(f"contributions are 'loo' or 'shapley', not {kind!r}.")
     if K > MOST:
         raise UsageError(f"contributions of {K} partners would take too long; they are for at most {MOST}.")
-    draw = Draw.of(place.context.seed).phase("contributions") if draw is None else draw
+    draw = Draw.of(data.context.seed).phase("contributions") if draw is None else draw
     most = most_trainings(kind, K, orders)
     say(f"{kind}: at most {most} trainings on {plan.folds} folds each, all of a stage at once")
-    game = _Game(place, plan, draw)
+    game = _Game(data, plan, draw)
     everyone, nobody = frozenset(range(K)), frozenset[int]()
     whole, empty = game.values([everyone, nobody])
     if kind == "loo":
@@ -121,10 +121,10 @@ def _shapley(
 class _Game:
     """v(S) for any sets, each trained once."""
 
-    def __init__(self, place: Ground, plan: Plan, draw: Draw) -> None:
-        n = min(place.target_rows, TARGET_ROWS)
-        span = place.span(0, 0, n)
-        problem = place.problem(span._replace(length=0), span, None)
+    def __init__(self, data: PreparedFiles, plan: ScreeningPlan, draw: Draw) -> None:
+        n = min(data.target_rows, TARGET_ROWS)
+        span = data.span(0, 0, n)
+        problem = data.problem(span._replace(length=0), span, None)
         self.plan, self.draw, self.start = plan, draw, problem.start
         self.most = min(PARTNER_ROWS, problem.train.capacity)
         each = plan.folds * activations(problem)

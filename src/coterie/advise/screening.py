@@ -1,4 +1,4 @@
-"""Which partners are of use to the target? A held-out comparison a partner, with placebos.
+"""Which partners are of use to the target? One held-out comparison per partner, with placebos.
 
 For partner k, models are trained on the target's rows and the partner's together, (1 − λ)L_0 + λL_k with
 λ = min(½, n_k/(n_0 + n_k)), for each of F folds of the target's rows, and judged on the fold that was left out by the
@@ -12,7 +12,7 @@ squared error of their predictions (Brier's score for classes). Three questions:
 3. Is the change against training alone too small to matter?
 
 Probabilities of 1 and 2 are corrected for the number of partners by Holm's procedure. All arms are trained at once by
-the federation's verbs: one exchange a step for all partners, and the ledger says what it moved.
+the federation's verbs: one exchange per step for all partners, and the ledger says what it moved.
 """
 
 from math import sqrt
@@ -29,13 +29,13 @@ from coterie.federation.tree import Tree
 from coterie.methods.shared.optimisers import Server
 from coterie.numerics import Draw
 from coterie.numerics.paired import holm
-from coterie.problems.files import Ground
+from coterie.problems.files import PreparedFiles
 from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting
 
 Verdict = Literal["helps", "neutral", "harms"]
 LEVEL = 0.05
-LEANING = 0.1  # a partner whose mixture is worse than alone at this level is not said to help,
+LEANING = 0.1  # a partner whose mixture is worse than alone at this level is not reported to help,
 PARTLY = 0.25  # nor one that loses against alone more than this share of what its shuffled labels lose
 NEGLIGIBLE = 0.01  # of the error of training alone
 SAME = 1e-9  # errors that differ by less than this are equal up to rounding
@@ -44,8 +44,8 @@ TARGET_ROWS = 2000
 NUMBERS = 1 << 25  # that the arms of the clients of one chunk may put out together
 
 
-class Plan(NamedTuple):
-    """Folds of the target's rows, shuffled copies a partner, steps of training and their size."""
+class ScreeningPlan(NamedTuple):
+    """Folds of the target's rows, shuffled copies per partner, steps of training and their size."""
 
     folds: int = 5
     placebos: int = 20
@@ -106,11 +106,11 @@ def arm_gradients(shard: Shard, shared: Tree, private: Tree, static: Static, dra
 
 def pool(rows: Rows, most: int, draw: Draw) -> tuple[Tensor, Tensor]:
     """The rows that take part, and 1 for those that are there: all of a small shard, a fixed sample of a large one."""
-    place = torch.arange(most, device=rows.offset.device)
+    index = torch.arange(most, device=rows.offset.device)
     kind = next(c.dtype for c in rows.columns if c.is_floating_point())
     if rows.capacity <= most:
-        return torch.minimum(place, rows.count - 1), (place < rows.count).to(kind)
-    return draw.phase("pool").integers(rows.count, most), torch.ones(most, dtype=kind, device=place.device)
+        return torch.minimum(index, rows.count - 1), (index < rows.count).to(kind)
+    return draw.phase("pool").integers(rows.count, most), torch.ones(most, dtype=kind, device=index.device)
 
 
 @work("advise/fold-gradients", update=RESULT)
@@ -153,11 +153,11 @@ def squared_errors(task: Supervised, theta: Tensor, batch: Batch) -> Tensor:
     return 0.5 * (share - right).square().sum(1)
 
 
-def screen(ground: Ground, plan: Plan, draw: Draw) -> Screened:
+def screen(data: PreparedFiles, plan: ScreeningPlan, draw: Draw) -> Screened:
     """Train all arms, compare, decide."""
-    n = min(ground.target_rows, TARGET_ROWS)
-    span = ground.span(0, 0, n)
-    problem = ground.problem(span._replace(length=0), span, None)
+    n = min(data.target_rows, TARGET_ROWS)
+    span = data.span(0, 0, n)
+    problem = data.problem(span._replace(length=0), span, None)
     assert problem.target is not None
     assert isinstance(problem.task, Supervised)
     most = min(PARTNER_ROWS, problem.train.capacity)
@@ -183,7 +183,9 @@ def at_once(numbers: int) -> int:
     return max(1, NUMBERS // numbers)
 
 
-def _trained(fed: Federation, start: Tensor, share: Tensor, most: int, plan: Plan, chunk: int, draw: Draw) -> Tensor:
+def _trained(
+    fed: Federation, start: Tensor, share: Tensor, most: int, plan: ScreeningPlan, chunk: int, draw: Draw
+) -> Tensor:
     """Held-out errors [1 + K(1 + M), n]: of training alone, then a partner after the other, its true arm first."""
     rule = Server("adam", plan.step)
     K, arms = fed.n, 1 + plan.placebos
@@ -200,7 +202,7 @@ def _trained(fed: Federation, start: Tensor, share: Tensor, most: int, plan: Pla
     return fed.ask_target(held_out_errors, x, draw=draw, folds=plan.folds, chunk=chunk)
 
 
-def judged(names: list[tuple[str, int]], errors: Tensor, plan: Plan) -> tuple[Partner, ...]:
+def judged(names: list[tuple[str, int]], errors: Tensor, plan: ScreeningPlan) -> tuple[Partner, ...]:
     """The verdict on each partner, from held-out errors as `_trained` gives them."""
     table = errors.double().numpy()
     alone, arms = table[0], table[1:].reshape(len(names), 1 + plan.placebos, -1)
@@ -230,7 +232,7 @@ def judged(names: list[tuple[str, int]], errors: Tensor, plan: Plan) -> tuple[Pa
             reason = "its labels tell about your rows" + (
                 ", and with it you predict them better than alone"
                 if shown
-                else "; that it beats training alone is not shown by itself"
+                else "; by itself it shows no significant gain over training alone"
             )
         found.append(
             Partner(name, rows, verdict, reason, one.interval, p_labels[k], p_harm[k], one.p_upper, means[k, 1:].mean())

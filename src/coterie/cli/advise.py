@@ -38,7 +38,7 @@ def advise(
     from coterie.advise.advise import Effort
     from coterie.advise.advise import advise as find_out
     from coterie.advise.page import page, show
-    from coterie.advise.screening import Plan
+    from coterie.advise.screening import ScreeningPlan
     from coterie.experiment import config as configuration
     from coterie.report.terminal import console_for
     from coterie.storage import write_atomically
@@ -59,7 +59,7 @@ def advise(
     resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
     folder = out or new_folder("advice")
     console = console_for(json)
-    effort = Effort(repeats, bootstraps, Plan(placebos=placebos))
+    effort = Effort(repeats, bootstraps, ScreeningPlan(placebos=placebos))
     advice = find_out(
         resolved, folder, effort, values=contributions, say=lambda text: console.print(f"· {text}"), force=force
     )

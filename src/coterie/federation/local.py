@@ -25,7 +25,7 @@ from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_u
 from coterie.federation.tree import size as size_of
 from coterie.federation.work import Each, Memory, info_of
 from coterie.numerics import Draw
-from coterie.numerics.memo import Seen
+from coterie.numerics.memo import TensorMemo
 
 Mode = Literal["vmap", "sequential"]
 LONG = 1.0  # seconds
@@ -155,21 +155,16 @@ class LocalEngine:
 
 class _Copies:
     """Shared values, one copy per client. A method asks several questions at one point, and clients come in chunks, so
-    the last copies are kept."""
+    the last copies are remembered."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Seen, Seen]] = []  # a value and its copies
+        self._memo = TensorMemo(LARGE)
 
     def of(self, value: Tensor, count: int) -> Tensor:
         """[count, …], each row the value."""
-        for source, known in self._kept:
-            same = source.tensor is value and len(known.tensor) == count
-            if same and source.unchanged and known.unchanged:
-                return known.tensor
-        copies = value.repeat(count, *[1] * value.dim())
-        self._kept.append((Seen.of(value), Seen.of(copies)))
-        while sum(known.tensor.nbytes for _, known in self._kept) > LARGE:
-            self._kept.pop(0)
+        known = self._memo.take(lambda operands, rows: operands[0].is_still(value) and len(rows) == count)
+        copies = value.repeat(count, *[1] * value.dim()) if known is None else known
+        self._memo.add((value,), copies)
         return copies
 
 

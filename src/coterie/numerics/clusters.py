@@ -1,6 +1,5 @@
-"""Who belongs together, by a matrix of weights."""
+"""Which clients belong together, by a matrix of weights."""
 
-import torch
 from torch import Tensor
 
 SHARE = 0.5  # of an equal share, which two clusters must give each other on average to become one
@@ -10,24 +9,20 @@ def clusters(W: Tensor, share: float = SHARE) -> list[list[int]]:
     """Clusters of the rows of W [K, K], by average linkage of (W + Wᵀ)/2: members ascending, in order of the first.
 
     The two clusters whose members give each other most become one, as long as that is, on average over the pairs, at
-    least `share` of the 1/K that everybody would give to everybody. So equal weights make one cluster and W = 1 none;
-    neither the number of clusters nor what clients keep for themselves needs to be known. O(K³).
+    least `share` of the 1/K that every client would give to every other. So equal weights make one cluster and W = 1
+    none; neither the number of clusters nor what clients keep for themselves needs to be known.
     """
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
     n = len(W)
+    if n < 2 or not bool(W.isfinite().all()):  # a run that diverged has no clusters
+        return [[k] for k in range(n)]
     w = W.detach().cpu().double()
-    given = w + w.T  # summed over pairs, between clusters
-    sizes = torch.ones(n, dtype=torch.float64)
-    members = [[k] for k in range(n)]
-    while len(members) > 1:
-        mean = (given / (2.0 * sizes[:, None] * sizes)).fill_diagonal_(-1.0)
-        best = int(mean.argmax())
-        a, b = sorted(divmod(best, len(members)))
-        if float(mean.flatten()[best]) < share / n:
-            break
-        given[a] += given[b]
-        given[:, a] += given[:, b]
-        sizes[a] += sizes[b]
-        rest = torch.arange(len(members)) != b
-        given, sizes = given[rest][:, rest], sizes[rest]
-        members[a] += members.pop(b)
-    return sorted(sorted(cluster) for cluster in members)
+    given = squareform(((w + w.T) / 2.0).fill_diagonal_(0.0).numpy(), checks=False)
+    top = given.max()
+    labels = fcluster(linkage(top - given, "average"), top - share / n, "distance")
+    members: dict[int, list[int]] = {}
+    for k, label in enumerate(labels.tolist()):
+        members.setdefault(label, []).append(k)
+    return sorted(members.values())

@@ -112,7 +112,7 @@ class Draw:
         return self.uniform(*shape, dtype=torch.float32) < probability
 
     def integers(self, high: int | Tensor, *shape: int) -> Tensor:
-        """Uniform on {0 … high − 1}, high < 2³¹; high may be one number a key."""
+        """Uniform on {0 … high − 1}, high < 2³¹; high may be one number per key."""
         if isinstance(high, Tensor):
             high = high.reshape(high.shape + (1,) * len(shape))
         return (_shift(self.bits(*shape), 33) * high) >> 31
@@ -132,10 +132,3 @@ class Draw:
     def subset(self, n: int, size: int, count: int | Tensor | None = None) -> Tensor:
         """size distinct numbers below n (below count, if given), ascending."""
         return self.permutation(n, count)[..., :size].sort(dim=-1).values
-
-    def distinct_batches(self, capacity: int, count: int | Tensor, size: int, steps: int) -> Tensor:
-        """Row numbers [steps, size] below count ≤ capacity, without replacement within a batch; needs size ≤ count."""
-        steps_ = torch.arange(steps, dtype=torch.int64, device=self.key.device)
-        per_step = Draw(self.key[..., None]).step(steps_)
-        below = count[..., None] if isinstance(count, Tensor) else count
-        return per_step.permutation(capacity, below)[..., :size]

@@ -1,9 +1,9 @@
-"""Pure functions whose values are kept: asked again with equal tensors, they answer from memory.
+"""Pure functions whose values are remembered: called again with equal tensors, they answer from memory.
 
 A client that is asked several times at one point (products of a series with one Hessian) would do the same forward
-pass each time. A kept function is opaque to the surrounding vmap, sees all clients' tensors at once, and compares them
-with those of earlier calls, by where they are or by what they are: far cheaper than a pass through a network. Values
-have the same bits either way.
+pass each time. A memoised function is opaque to the surrounding vmap, sees all clients' tensors at once, and compares
+them with those of earlier calls, by address or by content: far cheaper than a pass through a network. Values have the
+same bits either way.
 """
 
 from collections.abc import Callable
@@ -17,56 +17,14 @@ Dims = tuple[int | None, ...]
 BUDGET = 1 << 28  # bytes of operands and values that one function keeps
 
 
-class Kept:
-    """A function of tensors with a memory. It cannot be differentiated."""
-
-    def __init__(self, plain: Callable[..., Tensor], budget: int = BUDGET) -> None:
-        self.plain, self.budget = plain, budget
-        self._known: list[tuple[tuple[Seen, ...], Seen]] = []  # the last used at the end
-        self._vectorised: dict[Dims, Kept] = {}
-
-    def __call__(self, *operands: Tensor) -> Tensor:
-        """The function's value; all tensors that differ by row of a vmap must be among the operands."""
-        return _Apply.apply(self, *operands)  # type: ignore[no-untyped-call]
-
-    def over(self, dims: Dims) -> "Kept":
-        """The function mapped over these dimensions, the same object for the same dimensions."""
-        if dims not in self._vectorised:
-            self._vectorised[dims] = Kept(vmap(self.plain, in_dims=dims), self.budget)
-        return self._vectorised[dims]
-
-    def run(self, *operands: Tensor) -> Tensor:
-        """The value, from memory if it is there."""
-        value = self._remembered(operands)
-        value = self.plain(*operands) if value is None else value
-        self._known.append((tuple(map(Seen.of, operands)), Seen.of(value)))
-        while self._known and sum(seen.tensor.nbytes for ins, out in self._known for seen in (*ins, out)) > self.budget:
-            self._known.pop(0)
-        return value
-
-    def forget(self) -> None:
-        """Begin anew."""
-        self._known.clear()
-        self._vectorised.clear()
-
-    def _remembered(self, operands: tuple[Tensor, ...]) -> Tensor | None:
-        """The value of equal operands, taken out of memory."""
-        for i, (known, value) in enumerate(self._known):
-            # the last operand first: the rows differ more often than the point
-            if all(a.equals(b) for a, b in zip(known[::-1], operands[::-1], strict=True)):
-                del self._known[i]
-                return value.tensor if value.unchanged else None
-        return None
-
-
-class Seen(NamedTuple):
-    """A tensor, and how often it had been written to when it was seen."""
+class TensorVersion(NamedTuple):
+    """A tensor, and its version counter when it was stored."""
 
     tensor: Tensor
     version: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Seen":
+    def of(cls, tensor: Tensor) -> "TensorVersion":
         """The tensor as it is now."""
         return cls(tensor, tensor._version)
 
@@ -74,6 +32,10 @@ class Seen(NamedTuple):
     def unchanged(self) -> bool:
         """Whether nobody wrote to it since."""
         return self.tensor._version == self.version
+
+    def is_still(self, other: Tensor) -> bool:
+        """Whether the other is this tensor, with the same numbers as then."""
+        return self.tensor is other and self.unchanged
 
     def equals(self, other: Tensor) -> bool:
         """Whether the other has the same numbers; where it is the same memory, nothing is read."""
@@ -83,10 +45,77 @@ class Seen(NamedTuple):
         return (mine.data_ptr() == other.data_ptr() and mine.stride() == other.stride()) or torch.equal(mine, other)
 
 
+class TensorMemo:
+    """Tensors by the tensors that they were computed from, within a budget of bytes; the last used stay longest."""
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self.budget = budget
+        self._entries: list[tuple[tuple[TensorVersion, ...], TensorVersion]] = []  # the last used at the end
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def take(self, matches: Callable[[tuple[TensorVersion, ...], Tensor], bool]) -> Tensor | None:
+        """The value of the first entry that matches, taken out; None if somebody wrote to it since."""
+        for i, (operands, value) in enumerate(self._entries):
+            if matches(operands, value.tensor):
+                del self._entries[i]
+                return value.tensor if value.unchanged else None
+        return None
+
+    def add(self, operands: tuple[Tensor, ...], value: Tensor) -> None:
+        """Remember a value; the entries that were not used for longest make room."""
+        self._entries.append((tuple(map(TensorVersion.of, operands)), TensorVersion.of(value)))
+        while self._entries and self._bytes() > self.budget:
+            self._entries.pop(0)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+
+    def _bytes(self) -> int:
+        return sum(known.tensor.nbytes for operands, value in self._entries for known in (*operands, value))
+
+
+class Memoised:
+    """A function of tensors with a memory. It cannot be differentiated."""
+
+    def __init__(self, plain: Callable[..., Tensor], budget: int = BUDGET) -> None:
+        self.plain, self.memo = plain, TensorMemo(budget)
+        self._vectorised: dict[Dims, Memoised] = {}
+
+    def __call__(self, *operands: Tensor) -> Tensor:
+        """The function's value; all tensors that differ by row of a vmap must be among the operands."""
+        return _Apply.apply(self, *operands)  # type: ignore[no-untyped-call]
+
+    def over(self, dims: Dims) -> "Memoised":
+        """The function mapped over these dimensions, the same object for the same dimensions."""
+        if dims not in self._vectorised:
+            self._vectorised[dims] = Memoised(vmap(self.plain, in_dims=dims), self.memo.budget)
+        return self._vectorised[dims]
+
+    def run(self, *operands: Tensor) -> Tensor:
+        """The value, from memory if it is known."""
+
+        def equal(known: tuple[TensorVersion, ...], value: Tensor) -> bool:
+            # the last operand first: the rows differ more often than the point
+            return all(a.equals(b) for a, b in zip(known[::-1], operands[::-1], strict=True))
+
+        known = self.memo.take(equal)
+        value = self.plain(*operands) if known is None else known
+        self.memo.add(operands, value)
+        return value
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self.memo.clear()
+        self._vectorised.clear()
+
+
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(kept: Kept, *operands: Tensor) -> Tensor:
-        return kept.run(*(t.detach() for t in operands)).detach()
+    def forward(function: Memoised, *operands: Tensor) -> Tensor:
+        return function.run(*(t.detach() for t in operands)).detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -94,11 +123,11 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("a kept function is not differentiable")
+        raise RuntimeError("a memoised function is not differentiable")
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], kept: Kept, *operands: Tensor) -> tuple[Tensor, int]:
-        return kept.over(in_dims[1:])(*operands), 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], function: Memoised, *operands: Tensor) -> tuple[Tensor, int]:
+        return function.over(in_dims[1:])(*operands), 0
 
 
-__all__ = ["Kept", "Seen"]
+__all__ = ["Memoised", "TensorMemo", "TensorVersion"]

@@ -2,7 +2,7 @@
 
     gaussian   dense, entries N(0, 1/d), made tile by tile; O(pd) a product, memory bounded
     hadamard   p rows of a randomised orthogonal transform; O(d log d), SSᵀ = I
-    sign       a few entries ±1 a column, dealt evenly to the rows; O(d), SSᵀ = I with one entry a column
+    sign       a few entries ±1 per column, dealt evenly to the rows; O(d), SSᵀ = I with one entry per column
 
 All have rows of unit length (in expectation), so SSᵀ ≈ I, ‖S‖ ≈ 1, and a step that suits one kind suits the others.
 `apply` and `adjoint` work on the last dimension, so [K, d] is one call, and under `vmap`.
@@ -217,12 +217,12 @@ class SparseSign:
 
     @property
     def orthogonal(self) -> bool:
-        """With one entry a column."""
+        """With one entry per column."""
         return self.nonzeros == 1
 
     @property
     def norm_squared(self) -> float:
-        """1 with one entry a column, else by power iteration with a margin of 5 %."""
+        """1 with one entry per column, else by power iteration with a margin of 5 %."""
         return 1.0 if self.orthogonal else 1.05 * _measured_norm(self)
 
 

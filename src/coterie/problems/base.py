@@ -87,7 +87,8 @@ class View(NamedTuple):
     """The model [d] (the outer variable x of a nested problem), client weights [K] where there are some, and the
     inner variable y of a nested problem; `more` are numbers that the method itself adds to the record.
 
-    Where every client is a target: a model a client, [K, d], and the collaboration matrix [K, K], row i of target i.
+    Where every client is a target: one model per client, [K, d], and the collaboration matrix [K, K], row i for
+    target i.
     """
 
     model: Tensor

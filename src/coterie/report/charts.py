@@ -88,8 +88,8 @@ def _names(runs: list[Run]) -> list[str]:
         same = [_settings(other) for other in runs if other.method == run.method and other is not run]
         own = _settings(run)
         apart = {key: own.get(key) for other in same for key in {*own, *other} if own.get(key) != other.get(key)}
-        told = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in sorted(apart.items()))
-        names.append(f"{run.method} ({told})" if told else run.method)
+        differing = ", ".join(f"{key.partition('.')[2]}={value}" for key, value in sorted(apart.items()))
+        names.append(f"{run.method} ({differing})" if differing else run.method)
     return names
 
 

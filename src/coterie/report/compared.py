@@ -42,7 +42,7 @@ def head(result: Mapping[str, Any]) -> Row:
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
-    """A row a method, best first."""
+    """One row per method, best first."""
     measure = result["measure"]
     tests = {one["method"]: one for one in result["tests"]["comparisons"]}
     known = [row for row in result["rows"] if row["mean"] is not None]
@@ -126,7 +126,7 @@ def _tex(text: str) -> str:
 
 
 def comma_separated(result: Mapping[str, Any]) -> str:
-    """One line a run, with plain numbers: for spreadsheets and further analysis."""
+    """One line per run, with plain numbers: for spreadsheets and further analysis."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     measures = list(dict.fromkeys(k for run in result["runs"] for k, v in run["final"].items() if _scalar(v)))

@@ -82,9 +82,9 @@ def title(runs: Sequence[Run]) -> str:
 def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "") -> tuple[str, list[Chart]]:
     """What stands between header and end, and the charts in it."""
     found, single = groups(runs), len(runs) == 1
-    told = headline(runs[0], found) if single else headline_of_several(found)
+    answer = headline(runs[0], found) if single else headline_of_several(found)
     charts: list[Chart] = []
-    parts = [_headline(told.sentences, told.figures)]
+    parts = [headline_section(answer.sentences, answer.figures)]
     notes = [f"{run.folder.name}: {note}" for run in runs for note in run.notes]
     parts += [_warnings("Left out", complaints), _warnings("Note", notes), more]
     if single:
@@ -101,9 +101,15 @@ def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "")
     return "".join(parts), charts
 
 
-def _headline(sentences: Iterable[str], figures: Iterable[tuple[str, str]]) -> str:
-    tiles = "".join(f"<div><dt>{esc(what)}</dt><dd>{esc(value)}</dd></div>" for value, what in figures)
-    return f'<section class="headline"><p>{esc(" ".join(sentences))}</p><dl class="tiles">{tiles}</dl></section>'
+def headline_section(sentences: Iterable[str], figures: Iterable[tuple[str, str]]) -> str:
+    """The answer in a few sentences, and its figures."""
+    return f'<section class="headline"><p>{esc(" ".join(sentences))}</p>{tiles(figures)}</section>'
+
+
+def tiles(figures: Iterable[tuple[str, str]]) -> str:
+    """Figures, each with its meaning."""
+    inside = "".join(f"<div><dt>{esc(meaning)}</dt><dd>{esc(value)}</dd></div>" for value, meaning in figures)
+    return f'<dl class="tiles">{inside}</dl>'
 
 
 def _warnings(word: str, lines: Sequence[str]) -> str:

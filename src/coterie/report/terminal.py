@@ -101,9 +101,9 @@ def weights_table(
 
 
 def matrix_map(weights: list[list[float]], clusters: list[list[int]]) -> Text:
-    """Who learns from whom: a row a target, a column a client, both by clusters; the darker, the more weight.
+    """Who learns from whom: one row per target, one column per client, both by clusters; the darker, the more weight.
 
-    Shades are by powers of two of the equal share 1/K, so that small and large weights are told apart at any K.
+    Shades are by powers of two of the equal share 1/K, so that small and large weights are distinguished at any K.
     """
     order = [k for cluster in clusters for k in cluster]
     equal, cell = 1.0 / len(order), 2 if len(order) <= 30 else 1
@@ -195,9 +195,9 @@ def which_models(summary: Mapping[str, Any]) -> str:
     def loss(measures: Mapping[str, Any]) -> str:
         return measure_text("validation_loss", measures.get("validation_loss"))
 
-    told = f"model.safetensors is of round {summary['rounds']} (validation loss {loss(final)}), the last one; "
-    told += f"model-best.safetensors is of round {best['round']} (validation loss {loss(best)}), the lowest."
-    return told + (f" Warning: {best['note']}" if best.get("note") else "")
+    text = f"model.safetensors is of round {summary['rounds']} (validation loss {loss(final)}), the last one; "
+    text += f"model-best.safetensors is of round {best['round']} (validation loss {loss(best)}), the lowest."
+    return text + (f" Warning: {best['note']}" if best.get("note") else "")
 
 
 def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None:
@@ -314,7 +314,7 @@ class LiveDisplay:
 
 
 class RunsBar(Watch):
-    """One bar over all rounds of a batch of runs, with those that are being made; without a terminal, a line a run."""
+    """One bar over all rounds of a batch of runs, with the runs in progress; without a terminal, one line per run."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.ended = console, dict[str, str]()  # outcomes by run
@@ -346,8 +346,8 @@ class RunsBar(Watch):
         name, outcome, why = job.folder.name, summary["outcome"], summary["message"]
         self.ended[name] = outcome
         if outcome != "finished" or not self.console.is_terminal:
-            told = f"{len(self.ended)} of {len(self._jobs)}: {name}: {outcome}{why and f', {why}'}"
-            self.console.print(told, markup=False, soft_wrap=True)
+            text = f"{len(self.ended)} of {len(self._jobs)}: {name}: {outcome}{why and f', {why}'}"
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def tick(self) -> None:
         """How far the others are."""
@@ -384,7 +384,7 @@ def show_grid(console: Console, result: dict[str, Any], folder: str) -> None:
 
 @contextmanager
 def download_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar a file: call with its name, the bytes so far and the bytes in all."""
+    """One bar per file: call with its name, the bytes so far and the bytes in all."""
     tasks: dict[str, TaskID] = {}
     columns = (TextColumn("{task.description}"), BarColumn(BAR), DownloadColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -44,7 +44,7 @@ HYPER = {"run.problem": "hyper-representation"}
 def _hyper(common: dict[str, Any], seeds: tuple[int, ...], about: str) -> Table:
     columns = [
         Column(f"{words}, %", {"problem.partition": partition}, "best:test_accuracy", ".1f", 100.0)
-        for partition, words in (("iid", "i.i.d."), ("shards", "shards (two classes a client)"))
+        for partition, words in (("iid", "i.i.d."), ("shards", "shards (two classes per client)"))
     ]
     rounds = Column("rounds of communication", {"problem.partition": "shards"}, "rounds", ".0f")
     return Table(about, IMAGES, (*columns, rounds), {**HYPER, **common}, seeds)
@@ -74,7 +74,7 @@ STUDIES = (
     Study(
         "fednest-hyper-representation",
         "fednest",
-        "hyper-representation on MNIST, i.i.d. and two classes a client",
+        "hyper-representation on MNIST, i.i.d. and two classes per client",
         {
             "small": _hyper(
                 {"run.rounds": 40, "run.record": 2}, (0,), "Digits, the problem's default sizes, 40 epochs."

@@ -62,7 +62,7 @@ ROWS: dict[str, dict[str, Any]] = {  # a row of Table 1: method and what is spec
     "homogeneous, smallest": {"method.size": "smallest"},
     "homogeneous, largest": {"method.size": "largest"},
 }
-PRINTED = {  # CIFAR-10, ResNet-18: two classes a client, five
+PRINTED = {  # CIFAR-10, ResNet-18: two classes per client, five
     "fedsep-submodel": (71.13, 84.61),
     "fedrolex": (69.44, 84.45),
     "heterofl": (63.90, 73.19),
@@ -137,7 +137,7 @@ STUDIES = (
     Study(
         "fedsep-figure2-classes",
         "fedsep",
-        "Figure 2: the same with two classes a client",
+        "Figure 2: the same with two classes per client",
         {
             "small": _sketches("digits", "classes", (200, 2000), 20, (0,)),
             "paper": _sketches("mnist", "classes", (100, 500, 1000, 2000, 5000), 60, (0,)),
@@ -146,7 +146,7 @@ STUDIES = (
     Study(
         "fedsep-table1",
         "fedsep-submodels",
-        "Table 1: sub-models by what clients can afford, two and five classes a client",
+        "Table 1: sub-models by what clients can afford, two and five classes per client",
         {
             "small": _submodels(
                 {"problem.data": "digits", "problem.clients": 20, "method.step": 0.1},

@@ -6,7 +6,7 @@ from coterie.reproduce.study import Column, Row, Settings, Study, Table
 
 SHIFTS = (0.001, 0.01, 0.1)
 AUTHORS = {0.001: 3.5, 0.01: 4.5, 0.1: 12.5}  # the mirror steps in the authors' code
-FRESH = 100  # rows a round
+FRESH = 100  # rows per round
 LEAST = "means.least"  # α is the authors', but not below this
 
 

@@ -63,8 +63,8 @@ class Table:
         if self.name is not None:
             return self.name(settings)
         own = {k: v for k, v in settings.items() if k not in {**EVERY_RUN, **self.common} and k != "run.seed"}
-        told = "-".join([str(settings["run.method"]), *(f"{k.partition('.')[2]}={v}" for k, v in sorted(own.items()))])
-        return slug(f"{told.replace('-method=' + str(settings['run.method']), '')}-{settings['run.seed']}")
+        text = "-".join([str(settings["run.method"]), *(f"{k.partition('.')[2]}={v}" for k, v in sorted(own.items()))])
+        return slug(f"{text.replace('-method=' + str(settings['run.method']), '')}-{settings['run.seed']}")
 
     def only(self, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]) -> "Table":
         """A part of it; what is not named stays whole."""
@@ -388,5 +388,5 @@ def caption(result: Mapping[str, Any]) -> str:
     many = "seeds" if len(result["seeds"]) > 1 else "seed"
     spread = result.get("spread", "standard deviation")
     kind = "each seed" if result.get("show") == "each" else f"mean ± {spread}" if spread else "mean"
-    told = f"scale {result['scale']}; {many} {seeds}" + (f" ({kind})" if len(result["seeds"]) > 1 else "")
-    return f"{told}; {result['date']}. {result['about']}".strip()
+    text = f"scale {result['scale']}; {many} {seeds}" + (f" ({kind})" if len(result["seeds"]) > 1 else "")
+    return f"{text}; {result['date']}. {result['about']}".strip()

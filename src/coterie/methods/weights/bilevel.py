@@ -4,7 +4,8 @@
     ∂F/∂w_k = −∇L_k(θ)ᵀh;   w ← Π_{Δ_b}(w − η ∂F)
 
 Returns the last iterate (the theory returns a random one). Rounds an outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where
-the outputs of Local-SVRG are averaged; the exchanges with the target are free where that is the server.
+the outputs of Local-SVRG are averaged; the exchanges with the target are free where that is the server. `tie` adds the
+penalty of methods/shared/ties.py to ∂F, also in the record.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs, solve
+from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems.base import Problem, View
@@ -81,6 +83,7 @@ def bilevel(
     cap: Probability = 1 / 3,
     average: bool = False,
     convexity: NonNegative = 0.0,
+    tie: NonNegative = 0.0,
 ) -> Method:
     """γ = step (θ), system_step (h); η = outer_step; τ = local_steps; T = steps (five passes); q = refresh; b = cap."""
 
@@ -94,8 +97,9 @@ def bilevel(
         model = Walk(step, local_steps, refresh, T, batch, average, convexity)
         system = model._replace(step=system_step)
         found = hypergradient(fed, s.theta, s.w, model, system, draw)
-        w = project_capped_simplex(s.w - outer_step * found.gradient, cap)
-        return BilevelState(found.theta, w, found.gradient, torch.maximum(s.G, found.distance))
+        gradient = tied(found.gradient, s.w, tie)
+        w = project_capped_simplex(s.w - outer_step * gradient, cap)
+        return BilevelState(found.theta, w, gradient, torch.maximum(s.G, found.distance))
 
     def view(s: BilevelState) -> View:
         return View(s.theta, s.w, more=record(s.gradient, s.G, s.w, cap, outer_step))

@@ -14,6 +14,7 @@ from torch import Tensor
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs
+from coterie.methods.shared.ties import tied
 from coterie.methods.weights.bilevel import hypergradient, record
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems.base import Problem, View
@@ -44,6 +45,7 @@ def bilevel_accelerated(
     cap: Probability = 1 / 3,
     average: bool = False,
     convexity: NonNegative = 0.0,
+    tie: NonNegative = 0.0,
 ) -> Method:
     """Settings as for `bilevel`."""
 
@@ -58,10 +60,11 @@ def bilevel_accelerated(
         model = Walk(step, local_steps, refresh, T, batch, average, convexity)
         w_md = 2 / (s + 2) * state.w + s / (s + 2) * state.w_ag
         found = hypergradient(fed, state.theta, w_md, model, model._replace(step=system_step), draw)
-        w = project_capped_simplex(state.w - outer_step * (s + 1) / 4 * found.gradient, cap)
-        w_ag = project_capped_simplex(w_md - outer_step * found.gradient, cap)
+        gradient = tied(found.gradient, w_md, tie)
+        w = project_capped_simplex(state.w - outer_step * (s + 1) / 4 * gradient, cap)
+        w_ag = project_capped_simplex(w_md - outer_step * gradient, cap)
         G = torch.maximum(state.G, found.distance)
-        return AcceleratedState(found.theta, w, w_ag, s + 1, found.gradient, G)
+        return AcceleratedState(found.theta, w, w_ag, s + 1, gradient, G)
 
     def view(state: AcceleratedState) -> View:
         more = record(state.gradient, state.G, state.w_ag, cap, outer_step)

@@ -5,6 +5,7 @@
 
 Newton steps bring θ to θ*(w), so that g is exact; gradient steps are what the paper on primal–dual weighting compares
 with. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate: that is the point of the comparison.
+`tie` adds the penalty of methods/shared/ties.py to g, for all clients.
 """
 
 from typing import Literal, NamedTuple
@@ -16,6 +17,7 @@ from coterie.errors import RunError, UsageError
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import hessian_rows
+from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw, project_simplex, uniform
 from coterie.problems.base import Problem, View
@@ -43,6 +45,7 @@ def exact_gd(
     columns: Count = 64,
     batch: BatchSize = "all",
     target_batch: BatchSize = "all",
+    tie: NonNegative = 0.0,
 ) -> Method:
     """η (of gradient steps), η_w, K; H + damping·I is inverted.
 
@@ -81,7 +84,7 @@ def exact_gd(
         g0 = fed.ask_target(goal_gradient, theta, draw=outer, batch=target_batch)
         p = solve(fed, g0, outer)
         slope = torch.zeros_like(w).index_copy(0, ids, -fed.n / len(ids) * G @ p)
-        return ExactGDState(theta, project_simplex(w - outer_step * slope))
+        return ExactGDState(theta, project_simplex(w - outer_step * tied(slope, w, tie)))
 
     needs = frozenset({"gradient", "hvp", "target"})
     return Method("exact-gd", init, round, lambda s: View(s.theta, s.w), needs=needs)

@@ -6,7 +6,8 @@
 
 ∇f has no part that clients could evaluate alone at other w, so FedOut's local walk reduces to one projected step.
 With a partial active set weight moves among the active clients only; the others keep theirs. `ask = "weighted"` asks
-clients of weight 0 for their slope alone: to weighted means they add nothing.
+clients of weight 0 for their slope alone: to weighted means they add nothing. `tie` adds the penalty of
+methods/shared/ties.py to the slopes of the active clients.
 """
 
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from coterie.methods.base import Method, validated
 from coterie.methods.nested.phases import Inverse, LocalSteps, Series, Walk, product_draws, solve
 from coterie.methods.nested.works import pace, step_size, within
 from coterie.methods.shared.hessian import Ask, asked
+from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient, own_gradient, own_product
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems.base import Problem, View
@@ -47,6 +49,7 @@ def fednest_weights(
     anchor: BatchSize = "all",
     cap: Probability = 1.0,
     ask: Ask = "all",
+    tie: NonNegative = 0.0,
 ) -> Method:
     """FedNest for client weights: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz.
 
@@ -81,7 +84,7 @@ def fednest_weights(
         p = solve(product, b, inverse, draw)
         slopes, ids = fed.gather(slope, (theta, p), draw=draw.phase("slope"), batch=inverse.batch)
         active = w[ids].sum()
-        moved = (w[ids] - outer_step * slopes) / active
+        moved = (w[ids] - outer_step * tied(slopes, w[ids], tie)) / active
         return w.index_copy(0, ids, active * project_capped_simplex(moved, max(cap / float(active), 1.0 / len(ids))))
 
     needs = frozenset({"gradient", "hvp", "target"})

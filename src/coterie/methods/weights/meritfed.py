@@ -11,7 +11,8 @@ the others keep theirs. From the authors' code, off by default: `average` takes 
 
 Beyond the paper. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one exchange
 is enough. `local_steps`: clients walk, and g_k = (x − x_k)/γ, so that φ judges the mean of their models. `server`: the
-direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step x − γGᵀw.
+direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step x − γGᵀw. `tie`: the
+penalty of methods/shared/ties.py on the weights of the active clients.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -26,7 +27,7 @@ from coterie.methods.shared.works import gradient, local_sgd
 from coterie.methods.weights.mirror import Data, Judge, first_order, mirror_descent, second_order
 from coterie.numerics import Draw, uniform
 from coterie.problems.base import Problem, View
-from coterie.settings import BatchSize, Count, Positive
+from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Whole = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -61,6 +62,7 @@ def meritfed(
     server_step: Positive | None = None,
     momentum: Share = 0.9,
     second_momentum: Share = 0.999,
+    tie: NonNegative = 0.0,
 ) -> Method:
     """γ, α and the rest as above; the server's η is γ unless server_step is given.
 
@@ -92,7 +94,7 @@ def meritfed(
         else:  # of a quadratic loss at the server the model is exact, and nobody counts how often it is asked
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
         alpha = mirror_step / 10 if cut is not None and s.rounds >= cut else mirror_step
-        w = mirror_descent(w, slope, step=alpha, steps=mirror_steps, average=average)
+        w = mirror_descent(w, slope, step=alpha, steps=mirror_steps, average=average, tie=tie)
         x, moments = rule.move(s.x, w @ G, s.moments, s.rounds + 1)
         return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1)
 

@@ -19,7 +19,7 @@ from coterie.methods.shared.works import gradient
 from coterie.methods.weights.mirror import Data, Judge, mirror_descent, zeroth_order
 from coterie.numerics import Draw, uniform
 from coterie.problems.base import Problem, View
-from coterie.settings import BatchSize, Count, Positive
+from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
 class MeritFedZOState(NamedTuple):
@@ -40,6 +40,7 @@ def meritfed_zo(
     smoothing: Positive = 0.1,
     data: Data = "validation",
     batch: BatchSize = "all",
+    tie: NonNegative = 0.0,
 ) -> Method:
     """γ, α and h. One round, and mirror_steps exchanges with the target, of two losses each."""
     judge = Judge(data, mirror_batch, mirror_steps)
@@ -53,7 +54,7 @@ def meritfed_zo(
         active = s.w[ids].sum()
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
         slope = zeroth_order(ask, s.x, G, step=step, smoothing=smoothing, draw=draw.phase("direction"))
-        w = mirror_descent(s.w[ids] / active, slope, step=mirror_step, steps=mirror_steps)
+        w = mirror_descent(s.w[ids] / active, slope, step=mirror_step, steps=mirror_steps, tie=tie)
         return MeritFedZOState(s.x - step * w @ G, s.w.index_copy(0, ids, active * w), s.rounds + 1)
 
     needs = frozenset({"gradient", "target"})

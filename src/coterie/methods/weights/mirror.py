@@ -19,6 +19,7 @@ from torch.func import vmap
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Batch, Federation, Rows, Shard, Static, Work, work
 from coterie.federation.tree import Tree, row
+from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import draw_batch, goal_rows
 from coterie.numerics import Draw
 from coterie.problems.base import Problem
@@ -126,12 +127,14 @@ def goal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: 
     return g, HQ @ Q.T
 
 
-def mirror_descent(w: Tensor, slope: Slope, *, step: float, steps: int, average: bool = False) -> Tensor:
-    """w after some entropic steps along slope(w, i), or the mean of the points that they lead to."""
+def mirror_descent(
+    w: Tensor, slope: Slope, *, step: float, steps: int, average: bool = False, tie: float = 0.0
+) -> Tensor:
+    """w after some entropic steps along slope(w, i) and the tie penalty's, or the mean of the points they lead to."""
     mean, absent, logs = torch.zeros_like(w), w == 0.0, w.log()
     some_absent = bool(absent.any())
     for i in range(steps):  # `entropic_step` without leaving the logarithms
-        g = slope(w, i)
+        g = tied(slope(w, i), w, tie)
         least = torch.where(absent, torch.inf, g).amin() if some_absent else g.amin()
         logs = torch.sub(logs, g - least, alpha=step)
         w = torch.softmax(logs, 0)

@@ -11,7 +11,8 @@ then w ← Π_Δ(w − η_w g), g_k = (N/|A|) λᵀ∇L_k on A and 0 elsewhere, 
 Slip corrected: line 6 prints w_k before the first term of its sum only; it multiplies both. Beyond the paper: `warmup`
 outer steps leave w alone until λ has settled. Keep η_w ≪ η_λ: a young λ measures the violated constraint, not the goal.
 An inner step without any active client skips the outer step it belongs to. `ask = "weighted"` asks for products only
-where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds a step instead of one.
+where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds a step instead of one. `tie` adds
+the penalty of methods/shared/ties.py to g, for all clients.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -24,10 +25,11 @@ from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
+from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
 from coterie.numerics import Draw, project_ball, project_simplex, uniform
 from coterie.problems.base import Problem, View
-from coterie.settings import BatchSize, Count, Positive
+from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
 class PrimalDualState(NamedTuple):
@@ -71,6 +73,7 @@ def primal_dual(
     ask: Ask = "all",
     batch: BatchSize = 64,
     target_batch: BatchSize = "all",
+    tie: NonNegative = 0.0,
 ) -> Method:
     """η_θ, η_λ, η_w, Γ, D and K, in this order. K rounds; 2Kd floats up a client, one more with scalar="client"."""
 
@@ -104,7 +107,7 @@ def primal_dual(
             theta = theta - step * (g0 + r * Hl + augmentation * g)
             lam = project_ball(lam + dual_step * g, radius)
         if s.steps >= warmup:
-            w = project_simplex(w - outer_step * slope)
+            w = project_simplex(w - outer_step * tied(slope, w, tie))
         return PrimalDualState(theta, lam, w, s.steps + 1, s.bound)
 
     needs = frozenset({"gradient", "hvp", "target"})

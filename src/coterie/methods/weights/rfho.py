@@ -23,10 +23,11 @@ from torch import Tensor
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
+from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import Draw, project_simplex, uniform
 from coterie.problems.base import Problem, View
-from coterie.settings import BatchSize, Count, Positive
+from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
 class RFHOState(NamedTuple):
@@ -48,6 +49,7 @@ def rfho(
     columns: Count = 16,
     batch: BatchSize = 64,
     target_batch: BatchSize = "all",
+    tie: NonNegative = 0.0,
 ) -> Method:
     """η, η_w and K. 2K rounds; K(N+1)d floats up a client of positive weight, Kd one of weight 0."""
 
@@ -69,7 +71,7 @@ def rfho(
             Z = Z.index_add(0, ids, G, alpha=-step * r)
             theta = theta - step * r * w[ids] @ G
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
-        return RFHOState(theta, project_simplex(w - outer_step * Z @ g0), Z)
+        return RFHOState(theta, project_simplex(w - tied(outer_step * Z @ g0, w, outer_step * tie)), Z)
 
     needs = frozenset({"gradient", "hvp", "target"})
     return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=needs)

@@ -23,10 +23,11 @@ from coterie.federation import RESULT, Each, Federation, Shard, Static, Work, wo
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.hessian import Ask, asked
+from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
 from coterie.numerics import Draw, neumann, project_simplex, uniform
 from coterie.problems.base import Problem, View
-from coterie.settings import BatchSize, Count, Positive
+from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -77,6 +78,7 @@ def sustain(
     ask: Ask = "weighted",
     batch: BatchSize = 64,
     target_batch: BatchSize = "all",
+    tie: NonNegative = 0.0,
 ) -> Method:
     """β, α, s, the number k of Hessian products, 1 − η_g and 1 − η_f, in this order. k + 2 rounds."""
 
@@ -111,7 +113,8 @@ def sustain(
         q = p * p.new_tensor([-1.0, keep_w])[: len(points), None]
         g, ids = fed.gather(slope, (points, q), draw=draw.phase("cross"), batch=batch)
         u = (keep_w * s.u).index_add(0, ids, g, alpha=fed.n / len(ids))
-        return SustainState(s.theta - step * v, project_simplex(s.w - outer_step * u), s.theta, s.w, v, u, s.steps + 1)
+        w = project_simplex(s.w - outer_step * tied(u, s.w, tie))
+        return SustainState(s.theta - step * v, w, s.theta, s.w, v, u, s.steps + 1)
 
     needs = frozenset({"gradient", "hvp", "target"})
     return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=needs)

@@ -33,9 +33,23 @@ def friends(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """Digits split evenly; strangers see every label through one permutation without a fixed point.
+    """Digits split evenly over the clients; strangers see every label through one permutation without a fixed point.
 
-    With an attack, the last clients are Byzantine: strangers first, friends where all or many clients are friends.
+    The standard first problem: a good method finds the friends. With an attack, the last clients are Byzantine:
+    strangers first, and friends only where the attackers outnumber the strangers.
+
+    Args:
+        validation: rows of the target that judge the weights.
+        test: rows set aside to test the target's model.
+        everyone: every client is a target too: a third of its rows are for validation, and its model is tested on
+            its own labels.
+        attack_from: first round in which the attackers attack.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = friends(Context(0), clients=6, friends=2)
+        >>> problem.clients, problem.friends
+        (6, 2)
     """
     if friends > clients:
         raise UsageError(f"problem.friends is {friends}, but there are only {clients} clients; lower it.")

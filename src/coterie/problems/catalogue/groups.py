@@ -41,7 +41,7 @@ VALIDATION_SHARE = 4  # and of the others, one in so many for validation where e
 
 
 @dataclass(frozen=True)
-class Plan:
+class GroupsPlan:
     """The paper's choices for a data set: merged classes, their probabilities a group, sizes, model."""
 
     merged: tuple[tuple[int, ...], ...]
@@ -68,13 +68,13 @@ class Plan:
 
 
 _TEN = ((2, 4, 6), (0, 3), (1, 8), (5, 7, 9))
-_GREY = Plan(_TEN, (0.42, 0.08, 0.38, 0.12), (0.12, 0.38, 0.08, 0.42))
-PLANS: dict[str, Plan] = {
-    "digits": Plan(_TEN, _GREY.minority, _GREY.majority, train=100, validation=60, test=300),
+_GREY = GroupsPlan(_TEN, (0.42, 0.08, 0.38, 0.12), (0.12, 0.38, 0.08, 0.42))
+PLANS: dict[str, GroupsPlan] = {
+    "digits": GroupsPlan(_TEN, _GREY.minority, _GREY.majority, train=100, validation=60, test=300),
     "mnist": _GREY,
     "fashion-mnist": _GREY,
-    "cifar10": Plan(((1, 9), (0, 8), (2, 3, 4), (5, 6, 7)), (0.36, 0.04, 0.54, 0.06), (0.04, 0.36, 0.06, 0.54)),
-    "covtype": Plan(
+    "cifar10": GroupsPlan(((1, 9), (0, 8), (2, 3, 4), (5, 6, 7)), (0.36, 0.04, 0.54, 0.06), (0.04, 0.36, 0.06, 0.54)),
+    "covtype": GroupsPlan(
         ((0,), (1,), (2,), (3, 4, 5, 6)),
         (0.72, 0.14, 0.12, 0.02),
         (0.10, 0.82, 0.06, 0.02),
@@ -104,10 +104,23 @@ def groups(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """A minority (a third of the clients) and a majority; clients 0 … J−1 are always those of the target's group.
+    """A minority (a third of the clients) and a majority; the first clients are always those of the target's group.
 
-    So where the target is of the majority, the majority comes first. Model and sizes (train is a client's) default to
-    the paper's for the data set.
+    Where the target belongs to the majority, the majority comes first. Model and sizes default to the paper's for the
+    data set.
+
+    Args:
+        setting: how the groups differ beside their class shares: 1 not at all, 2 by labels, 3 by rotation, 4 by both.
+        target: the group of the target.
+        minority: number of minority clients; a third if not set.
+        train: training rows per client.
+        attack_from: first round in which the attackers attack.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = groups(Context(0), clients=6, train=20)
+        >>> problem.clients, problem.friends
+        (6, 2)
     """
     plan = PLANS[data]
     few = max(1, clients // 3) if minority is None else minority
@@ -204,7 +217,7 @@ class _View(NamedTuple):
         return self.scale(x), y
 
 
-def _pools(source: DataSet, plan: Plan, draw: Draw) -> tuple[_Pool, _Pool]:
+def _pools(source: DataSet, plan: GroupsPlan, draw: Draw) -> tuple[_Pool, _Pool]:
     """The training and the test rows; where there is no test part, a third of the rows is set apart by the seed."""
     everything = torch.arange(len(source.train.y))
     if source.test is not None:
@@ -214,7 +227,7 @@ def _pools(source: DataSet, plan: Plan, draw: Draw) -> tuple[_Pool, _Pool]:
     return _pool(source.train, order[cut:], plan), _pool(source.train, order[:cut], plan)
 
 
-def _pool(examples: Examples, rows: Tensor, plan: Plan) -> _Pool:
+def _pool(examples: Examples, rows: Tensor, plan: GroupsPlan) -> _Pool:
     rows = rows.sort().values
     kinds = [torch.isin(examples.y[rows], torch.tensor(members)) for members in plan.merged]
     return _Pool(examples, tuple(rows[kind] for kind in kinds), plan.merged)

@@ -52,7 +52,17 @@ def hyper_representation(
     ridge: NonNegative = 0.01,
     test: Count = 400,
 ) -> NestedProblem:
-    """Half of a client's rows are for training, half for validation. test is the number of digits set aside."""
+    """The backbone is the outer variable, the head the inner one; half of a client's rows train, half validate.
+
+    Args:
+        test: digits set aside for the test.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = hyper_representation(Context(0), clients=4, hidden=8)
+        >>> len(problem.inner_start)
+        90
+    """
     draw = draws(context, "hyper-representation")
     images, held_out = source(data, test, draw.phase("test"))
     dealt = deal(images, held_out, clients, partition, classes, 0.5, draw)

@@ -63,7 +63,21 @@ def loss_tuning(
     ridge: NonNegative = 0.001,
     test: Count = 400,
 ) -> NestedProblem:
-    """Class c keeps n·imbalance^(−c/9) rows, n the first class's; 80 % of a client's rows are for training."""
+    """A loss tuned for long-tailed classes (outer variable) and a network trained with it (inner variable).
+
+    Class c keeps n·imbalance^(−c/9) rows, n those of the first class; 80 % of a client's rows are for training.
+
+    Args:
+        imbalance: rows of the most frequent class per row of the rarest.
+        hidden: hidden units of each layer.
+        test: digits set aside for the test.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = loss_tuning(Context(0), clients=4, hidden=[8])
+        >>> len(problem.start)
+        20
+    """
     draw = draws(context, "loss-tuning")
     images, held_out = source(data, test, draw.phase("test"))
     n = int((images.y == 0).sum())

@@ -147,7 +147,25 @@ def mean_estimation(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """Clients 0 … friends−1 are the friends, then come the near and the far ones; μ = shift, ‖e‖ = distance."""
+    """The mean of N(0, I) from samples of friends, near and far clients; optimum and best weights are known.
+
+    Clients 0 … friends − 1 are the friends; the near and the far clients follow.
+
+    Args:
+        shift: μ, every coordinate of the near clients' mean.
+        near: number of clients with mean μ1.
+        far: number of clients with mean e.
+        distance: ‖e‖, distance of the far clients' mean.
+        samples: samples per client.
+        validation: fresh samples of the target that judge the weights.
+        attack_from: first round in which the attackers attack.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = mean_estimation(Context(0), friends=2, near=2, far=1, samples=50)
+        >>> problem.clients, round(float(problem.best_weights.sum()), 6)
+        (5, 1.0)
+    """
     draw, wide = Draw.of(context.seed).phase("mean-estimation"), torch.float64
     sizes = torch.tensor([friends, near, far])
     e = distance * draw.phase("far").sphere(dimension, dtype=wide)

@@ -45,7 +45,18 @@ def meta_learning(
     adaptation: Positive = 0.5,
     test: Count = 400,
 ) -> NestedProblem:
-    """η = adaptation. The test accuracy is that of the adapted model y."""
+    """An initialisation that is good after one common gradient step; the adapted model is tested.
+
+    Args:
+        adaptation: η, size of the common gradient step.
+        test: digits set aside for the test.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = meta_learning(Context(0), clients=4, hidden=8)
+        >>> len(problem.start) == len(problem.inner_start)
+        True
+    """
     draw = draws(context, "meta-learning")
     images, held_out = source(data, test, draw.phase("test"))
     dealt = deal(images, held_out, clients, partition, classes, 0.5, draw)

@@ -56,7 +56,22 @@ def minimax_quadratic(
     spread: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5,
     centred: bool = True,
 ) -> NestedProblem:
-    """λ = ridge. Starts at ones; with centred b_i the saddle point is 0."""
+    """The saddle-point problem of the FedNest paper; it starts at ones, and with centred b_i the saddle point is 0.
+
+    Args:
+        dimension: length of x and of y.
+        ridge: λ, mean curvature in x.
+        scale: standard deviation of the b_i.
+        coupling: largest coupling t_i of x and y.
+        spread: relative spread of the curvatures over the clients; 0 is the paper's problem.
+        centred: subtract the mean of the b_i.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = minimax_quadratic(Context(0), clients=4)
+        >>> float(problem.exact.x.norm()) < 1e-12
+        True
+    """
     draw = Draw.of(context.seed).phase("minimax-quadratic")
     ids = torch.arange(clients)
 

@@ -45,7 +45,7 @@ HOME, NEAR, FAR = (0, 1, 2), (3, 4, 5), ((6, 7, 8, 9),)
 TUNED_AT_ONCE = 32  # rows of text whose activations are in memory together
 
 
-class Plan(NamedTuple):
+class MixturePlan(NamedTuple):
     """Sizes and model of a data set. validation is by class."""
 
     clients: int
@@ -56,9 +56,9 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "digits": Plan(12, 5, 30, 20, "mlp"),
-    "cifar10": Plan(20, 11, 750, 300, "small-cnn"),
-    "goemotions": Plan(20, 11, 1000, 1000, "logistic"),  # more than the dev part has of any emotion
+    "digits": MixturePlan(12, 5, 30, 20, "mlp"),
+    "cifar10": MixturePlan(20, 11, 750, 300, "small-cnn"),
+    "goemotions": MixturePlan(20, 11, 1000, 1000, "logistic"),  # more than the dev part has of any emotion
 }
 
 
@@ -94,9 +94,24 @@ def mixture(
     strength: Positive | None = None,
     attack_from: Count = 1,
 ) -> Weighting:
-    """α = share. friends counts the target itself, rows are a client's, validation is by class (0: none).
+    """The target knows some classes, friends mix them with others, and strangers have none of them.
 
-    encoder, fine_tune and tokens (the longest text) are for goemotions, where model names the head.
+    The settings encoder, fine_tune and tokens are for goemotions, where model names the head.
+
+    Args:
+        share: α, share of the target's classes in a friend's rows.
+        friends: number of friends, the target included.
+        validation: validation rows per class; 0 for none.
+        encoder: text encoder by name or folder.
+        fine_tune: train the encoder too, not only the head.
+        tokens: longest text in tokens.
+        attack_from: first round in which the attackers attack.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = mixture(Context(0), clients=4, friends=2, rows=20)
+        >>> problem.clients, problem.friends
+        (4, 2)
     """
     plan = PLANS[data]
     clients = clients or plan.clients

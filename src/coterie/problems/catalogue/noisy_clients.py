@@ -1,11 +1,11 @@
 """`noisy-clients`: three clean clients that split the classes, the others with random labels (primal–dual paper, 5.2).
 
-The target is the server's validation set, 20 rows a class. The rest of the training part goes to client 0 (classes
+The target is the server's validation set, 20 rows per class. The rest of the training part goes to client 0 (classes
 0–4), 1 (5–7) and 2 (8–9); every other client has rows drawn from that rest, each with a label drawn from all classes.
 The class counts suggest the weights (.5 .3 .2 0 …), which `fixed-weights` calls opt. Pixels are in [0, 1].
 
-MNIST and Fashion-MNIST: LeNet-5, 5000 rows a noisy client, the published test part. Digits are not in the paper: a
-small perceptron, 120 rows a noisy client, and `test` rows set apart.
+MNIST and Fashion-MNIST: LeNet-5, 5000 rows per noisy client, the published test part. Digits are not in the paper: a
+small perceptron, 120 rows per noisy client, and `test` rows set apart.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -26,14 +26,18 @@ from coterie.settings import Count, Name
 CLEAN = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
 
 
-class Plan(NamedTuple):
+class NoisyClientsPlan(NamedTuple):
     """Model and rows of a noisy client, by data set."""
 
     model: str
     noisy_rows: int
 
 
-PLANS = {"digits": Plan("mlp", 120), "mnist": Plan("lenet5", 5000), "fashion-mnist": Plan("lenet5", 5000)}
+PLANS = {
+    "digits": NoisyClientsPlan("mlp", 120),
+    "mnist": NoisyClientsPlan("lenet5", 5000),
+    "fashion-mnist": NoisyClientsPlan("lenet5", 5000),
+}
 
 
 def noisy_clients(
@@ -46,7 +50,19 @@ def noisy_clients(
     noisy_rows: Count | None = None,
     test: Count = 400,
 ) -> Weighting:
-    """Clients 0–2 are clean. per_class validation rows a class; `test` rows are set apart where none are published."""
+    """Three clean clients that split the classes; all others have random labels.
+
+    Args:
+        per_class: validation rows per class.
+        noisy_rows: rows per noisy client; by data set if not set.
+        test: rows set aside for the test where no test part is published.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = noisy_clients(Context(0), clients=5)
+        >>> problem.clients, problem.best_weights.tolist()
+        (5, [0.5, 0.3, 0.2, 0.0, 0.0])
+    """
     plan, source = PLANS[data], load(data)
     draw = Draw.of(context.seed).phase("noisy-clients")
     train, held_out = _parts(source, test, draw.phase("test part"))

@@ -78,7 +78,19 @@ def quadratic(
     rows: Count = 40,
     curvature: Annotated[float, Field(ge=1.0)] = 1.0,
 ) -> Weighting:
-    """K regressions in R^d. w* is spread over the first `friends`; curvature bounds the Hessians' condition."""
+    """Linear regressions whose θ*(w), F(w), ∇F(w) and w* are known in closed form: ground truth for tests.
+
+    Args:
+        friends: number of clients over which w* is spread; they come first.
+        rows: rows per client, at least the dimension.
+        curvature: largest condition number of the Hessians; with 1, F is convex in w.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = quadratic(Context(0), clients=4, friends=2)
+        >>> float(problem.exact.objective(problem.best_weights)) < 1e-12
+        True
+    """
     if friends > clients:
         raise UsageError(f"problem.friends is {friends}, but there are only {clients} clients; lower it.")
     if rows < dimension:

@@ -41,7 +41,7 @@ MINIMAX = {"outer_step": 0.1, "step": 0.5, "local_steps": 5, "batch": "all"}
 ALTERNATING = {**MINIMAX, "outer_steps": 5}
 BILEVEL = {"outer_step": 0.3, "step": 0.5, "local_steps": 5, "terms": 20, "lipschitz": 5.0, "batch": "all"}
 IMAGES = {"outer_step": 0.3, "step": 1.0, "local_steps": 25, "lipschitz": 400.0, "batch": 32}
-LIGHT = {name: {**IMAGES, "outer_step": 0.03} for name in NESTED[2:]}  # local hypergradients bear smaller steps only
+LIGHT = {name: {**IMAGES, "outer_step": 0.03} for name in NESTED[2:]}  # local hypergradients need smaller steps
 TUNING = {"outer_step": 10.0, "step": 0.5, "local_steps": 10, "lipschitz": 100.0, "batch": 32}
 META = {"outer_step": 0.5, "step": 1.0, "local_steps": 1}
 PLAIN = {"step": 0.25, "batch": 100}  # 25 times the paper's: hundreds of rounds instead of thousands
@@ -74,7 +74,7 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
     ProblemEntry(
         "files",
         "files",
-        "somebody's own tables or pictures, one file a client, and a target's file",
+        "tables or pictures of your own: one file per client, and the target's file",
         ("local-train", "fedavg"),
         FILES,
     ),
@@ -95,9 +95,7 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
         ("local-train", "sgd-full"),
         MIXTURE,
     ),
-    ProblemEntry(
-        "sketch", "catalogue.sketch", "a network learnt over a thin line: images at 10 clients, i.i.d. or by classes"
-    ),
+    ProblemEntry("sketch", "catalogue.sketch", "a network learnt over a slow connection; images, i.i.d. or by classes"),
     ProblemEntry("quadratic", "catalogue.quadratic", "linear regression with known θ*(w), F(w), ∇F(w) and w*"),
     ProblemEntry(
         "toy-cosine",
@@ -167,7 +165,7 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
     ProblemEntry(
         "submodels",
         "catalogue.submodels",
-        "a network of which most clients can afford a share only; few classes a client",
+        "a network of which most clients can afford only a share; few classes per client",
     ),
 )
 

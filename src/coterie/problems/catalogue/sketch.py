@@ -1,4 +1,4 @@
-"""`sketch`: a convolutional network learnt by 10 clients over a thin line (FedSep, section 5.1).
+"""`sketch`: a convolutional network learnt by 10 clients over a slow connection (FedSep, section 5.1).
 
 The training part is dealt evenly, i.i.d. or so that each client has exactly `classes` classes; the published test part
 measures the model. Pixels are standardised by the training part. There is no target: nobody's weight is learnt.
@@ -26,7 +26,17 @@ def sketch(
     classes: Count = 2,
     test: Count = 400,
 ) -> Weighting:
-    """`test` rows are set apart where no test part is published."""
+    """A convolutional network learnt over a slow connection, i.i.d. or by classes; there is no target.
+
+    Args:
+        test: rows set aside for the test where no test part is published.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = sketch(Context(0), clients=4)
+        >>> problem.clients, problem.target is None
+        (4, True)
+    """
     draw = Draw.of(context.seed).phase("sketch")
     (x, y), held_out = source(data, test, draw.phase("test part"))
     mean, deviation = x.mean(), x.std()

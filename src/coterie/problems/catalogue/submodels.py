@@ -34,7 +34,7 @@ SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 @dataclass(frozen=True, kw_only=True)
 class SubModelTask(Supervised):
-    """The whole network, what can be cut from it, and the smaller ones: one a level, the largest share first."""
+    """The whole network, what can be cut from it, and the smaller ones: one per level, the largest share first."""
 
     anatomy: Anatomy
     shares: tuple[float, ...]
@@ -78,7 +78,7 @@ class SubModels(Weighting):
         ]
 
 
-class Plan(NamedTuple):
+class SubmodelsPlan(NamedTuple):
     """Sizes for a data set."""
 
     clients: int
@@ -87,10 +87,10 @@ class Plan(NamedTuple):
 
 
 PLANS = {
-    "digits": Plan(20, 16, 200),
-    "mnist": Plan(100, 32, 2000),
-    "fashion-mnist": Plan(100, 32, 2000),
-    "cifar10": Plan(100, 32, 2000),
+    "digits": SubmodelsPlan(20, 16, 200),
+    "mnist": SubmodelsPlan(100, 32, 2000),
+    "fashion-mnist": SubmodelsPlan(100, 32, 2000),
+    "cifar10": SubmodelsPlan(100, 32, 2000),
 }
 
 
@@ -109,8 +109,25 @@ def submodels(
     scalers: bool = True,
     masked: bool = True,
 ) -> SubModels:
-    """K = classes. rows is the most that a client gets; test rows are set apart where no test part is published, and
-    of a larger published part as many are used."""
+    """A network of which most clients can afford only a share, with few classes per client.
+
+    Test rows are set aside where no test part is published; of a larger published part as many are used.
+
+    Args:
+        width: channels of the first layer; by data set if not set.
+        classes: K, classes per client.
+        rows: most rows per client; no limit if not set.
+        capacities: shares of the model that clients can afford; a client's share is drawn from them.
+        public: unlabelled rows that everybody has; by data set if not set.
+        scalers: a layer with a share of its kernels is scaled up in training (HeteroFL).
+        masked: cross-entropy only among the classes of the batch.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = submodels(Context(0), clients=4, capacities=[1.0, 0.5])
+        >>> [size.share for size in problem.sizes]
+        [1.0, 0.5]
+    """
     plan = PLANS[data]
     clients = clients or plan.clients
     draw = Draw.of(context.seed).phase("submodels")

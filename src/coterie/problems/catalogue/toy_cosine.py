@@ -188,7 +188,20 @@ def toy_cosine(
     rows: Count = 30,
     noise: NonNegative = 0.0,
 ) -> Weighting:
-    """N functions in R^d with A_i of `rows` × d, and the target's; noise is σ. Use batch = 1 to see the noise."""
+    """Quadratics with a cosine, the toy example of the primal–dual paper; F(w), ∇F(w) and θ*(w) are known.
+
+    Use method.batch=1 to see the noise; batch="all" is exact.
+
+    Args:
+        rows: rows of each A_i.
+        noise: σ, standard deviation of the noise per entry of losses, gradients and Hessians.
+
+    Example:
+        >>> from coterie.problems import Context
+        >>> problem = toy_cosine(Context(0), clients=3, dimension=5)
+        >>> problem.clients
+        3
+    """
     draw = Draw.of(context.seed).phase("toy-cosine")
     functions = strongly_convex(clients + 1, dimension, rows, draw)
     place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}

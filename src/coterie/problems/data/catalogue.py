@@ -13,27 +13,27 @@ BUILT_IN = "scikit-learn"
 
 
 def listing() -> list[dict[str, Any]]:
-    """A row a data set: what it is, whether it is there, where it was found, where it is looked for."""
+    """One row per data set: its title, whether it is present, where it was found and which folders are searched."""
     return [_row(entry) for entry in KNOWN]
 
 
 def check(name: str) -> list[dict[str, Any]]:
-    """A row a file: its content against the published size and checksum."""
+    """One row per file: its content against the published size and checksum."""
     entry = known(name)
-    if not entry.forms:
+    if not entry.files:
         return [{"data": name, "file": "", "path": None, "state": "fine", "detail": BUILT_IN}]
-    folder, form = _fullest(entry)
-    found = present(folder, form)
-    return [{"data": name, "file": file.name, **_verdict(file, found)} for file in form]
+    candidates = [present(folder / name, entry.files) for folder in places()]
+    found = max(candidates, key=len)  # of equals, the first
+    return [{"data": name, "file": file.name, **_verdict(file, found)} for file in entry.files]
 
 
 def fetch(name: str, folder: Path | None = None, progress: Progress | None = None) -> str:
     """Download a data set into folder/name, verified; sound files that are there stay. Returns where it is."""
     entry = known(name)
-    if not entry.forms:
+    if not entry.files:
         return BUILT_IN
-    goal, form = (folder or places()[0]) / name, entry.forms[0]
-    wanted = [file for file in form if _verdict(file, present(goal, (file,)))["state"] != "fine"]
+    goal = (folder or places()[0]) / name
+    wanted = [file for file in entry.files if _verdict(file, present(goal, (file,)))["state"] != "fine"]
     try:
         goal.mkdir(parents=True, exist_ok=True)
         _bring(entry, wanted, goal, progress)
@@ -70,12 +70,6 @@ def _verdict(file: File, found: dict[str, Path]) -> dict[str, Any]:
     return {"path": str(path), "state": "damaged" if wrong else "fine", "detail": wrong or file.digest}
 
 
-def _fullest(entry: Known) -> tuple[Path, tuple[File, ...]]:
-    """The folder and form that a loader would take, else those with most files there."""
-    choices = [(place / entry.name, form) for place in places() for form in entry.forms]
-    return max(choices, key=lambda choice: len(present(*choice)) / len(choice[1]))  # of equals, the first
-
-
 def _row(entry: Known) -> dict[str, Any]:
     files = complete(entry) or {}
     found = os.path.commonpath([path.parent for path in files.values()]) if files else None
@@ -84,14 +78,14 @@ def _row(entry: Known) -> dict[str, Any]:
         "title": entry.title,
         "classes": entry.classes,
         "state": _state(entry, bool(files)),
-        "found": found if entry.forms else BUILT_IN,
-        "searched": [str(place / entry.name) for place in places()] if entry.forms else [],
+        "found": found if entry.files else BUILT_IN,
+        "searched": [str(folder / entry.name) for folder in places()] if entry.files else [],
         "licence": entry.licence,
     }
 
 
 def _state(entry: Known, ready: bool) -> str:
-    if ready or not entry.forms:
+    if ready or not entry.files:
         return "ready"
-    partly = any(present(place / entry.name, form) for place in places() for form in entry.forms)
+    partly = any(present(folder / entry.name, entry.files) for folder in places())
     return "incomplete" if partly else "missing"

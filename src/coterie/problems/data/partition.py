@@ -32,7 +32,7 @@ def shards(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tenso
 
 
 def by_class(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
-    """Exactly `classes` classes a client, neighbours on a ring of all classes, and equally many rows of each."""
+    """Exactly `classes` classes per client, neighbours on a ring of all classes, and equally many rows of each."""
     count = int(labels.max()) + 1
     if classes > count:
         raise UsageError(f"there are {count} classes, not {classes}; lower problem.classes.")

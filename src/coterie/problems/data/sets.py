@@ -26,13 +26,13 @@ class File:
 
 @dataclass(frozen=True)
 class Known:
-    """A data set. Each of its forms is complete by itself; the first is the one that is downloaded."""
+    """A data set: a title, the number of classes, the licence and its files (none where it is built in)."""
 
     name: str
     title: str
     classes: int
     licence: str
-    forms: tuple[tuple[File, ...], ...]
+    files: tuple[File, ...]
     archive: File | None = None  # where the files come in one piece, its digest is that of the archive itself
 
 
@@ -55,10 +55,6 @@ def _cifar_binary(*digests: str) -> tuple[File, ...]:
     )
 
 
-def _cifar_python(**files: tuple[int, str]) -> tuple[File, ...]:
-    return tuple(File(f"cifar-10-batches-py/{name}", size, f"md5:{digest}") for name, (size, digest) in files.items())
-
-
 def _emotions(name: str, size: int, digest: str, public: str | None = None) -> File:
     base = "https://raw.githubusercontent.com/google-research/google-research/master/goemotions/data/"
     return File(name, size, f"sha256:{digest}", (base + (public or name),))
@@ -71,18 +67,16 @@ KNOWN: tuple[Known, ...] = (
         "MNIST handwritten digits, 28 × 28",
         10,
         "CC BY-SA 3.0, as commonly stated (Y. LeCun, C. Cortes)",
-        (
-            _idx(
-                (
-                    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-                    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-                ),
-                (
-                    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-                    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-                    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-                    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-                ),
+        _idx(
+            (
+                "https://ossci-datasets.s3.amazonaws.com/mnist/",
+                "https://storage.googleapis.com/cvdf-datasets/mnist/",
+            ),
+            (
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
             ),
         ),
     ),
@@ -91,18 +85,16 @@ KNOWN: tuple[Known, ...] = (
         "Fashion-MNIST clothes, 28 × 28",
         10,
         "MIT (Zalando SE)",
-        (
-            _idx(
-                (
-                    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-                    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-                ),
-                (
-                    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-                ),
+        _idx(
+            (
+                "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            ),
+            (
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
             ),
         ),
     ),
@@ -111,23 +103,13 @@ KNOWN: tuple[Known, ...] = (
         "CIFAR-10 photographs, 32 × 32 in colour",
         10,
         "none stated; cite A. Krizhevsky (2009)",
-        (
-            _cifar_binary(
-                "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-                "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-                "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-                "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-                "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-                "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
-            ),
-            _cifar_python(
-                data_batch_1=(31_035_704, "c99cafc152244af753f735de768cd75f"),
-                data_batch_2=(31_035_320, "d4bba439e000b95fd0a9bffe97cbabec"),
-                data_batch_3=(31_035_999, "54ebc095f3ab1f0389bbae665268c751"),
-                data_batch_4=(31_035_696, "634d18415352ddfa80567beed471001a"),
-                data_batch_5=(31_035_623, "482c414d41f54cd18b22e5b47cb7c3cb"),
-                test_batch=(31_035_526, "40351d587109b95175f43aff81a1287e"),
-            ),
+        _cifar_binary(
+            "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         ),
         File(
             "cifar-10-binary.tar.gz",
@@ -142,15 +124,13 @@ KNOWN: tuple[Known, ...] = (
         7,
         "CC BY 4.0 (UCI)",
         (
-            (
-                File(
-                    "covtype.data",
-                    75_169_317,
-                    "sha256:0a9371cef7c964b5475d6053cc3e0894a5aa6f65ad1ed3ecb01c45aa96217945",
-                    (
-                        "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz",
-                        "https://ndownloader.figshare.com/files/5976039",
-                    ),
+            File(
+                "covtype.data",
+                75_169_317,
+                "sha256:0a9371cef7c964b5475d6053cc3e0894a5aa6f65ad1ed3ecb01c45aa96217945",
+                (
+                    "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz",
+                    "https://ndownloader.figshare.com/files/5976039",
                 ),
             ),
         ),
@@ -161,20 +141,16 @@ KNOWN: tuple[Known, ...] = (
         28,
         "CC BY 4.0 (Google Research)",
         (
-            (
-                _emotions("train.tsv", 3_519_053, "1c254a142be5c00e80d819b9ae1bbd36d94b2eeb8f4b1271846508d57e57d9c5"),
-                _emotions("dev.tsv", 439_059, "575489c079c9de1097062a01738f998590d6b7ead66dd1c9fd1d2ba01fd8bc62"),
-                _emotions("test.tsv", 436_706, "0587b2dd8b27b97352adbfc3fb083d46005c8946657fdc2b1ca8b1cc7f1f8be4"),
-                _emotions("emotions.txt", 248, "45c3ef86782d2a4d7fedcd6d8c111aa0d0e94720689bd164fac94fefb4495a89"),
-                _emotions(
-                    "ekman_mapping.json", 396, "d6b1fea382917c1685c42e1324a0344106be9390f52a3850ce032656d103a328"
-                ),
-                _emotions(
-                    "sentiment_mapping.json",
-                    367,
-                    "801f6f028082141bd38541a4b14d65b33bdc55d29c7b2aaa029fefecf206f76b",
-                    public="sentiment_dict.json",
-                ),
+            _emotions("train.tsv", 3_519_053, "1c254a142be5c00e80d819b9ae1bbd36d94b2eeb8f4b1271846508d57e57d9c5"),
+            _emotions("dev.tsv", 439_059, "575489c079c9de1097062a01738f998590d6b7ead66dd1c9fd1d2ba01fd8bc62"),
+            _emotions("test.tsv", 436_706, "0587b2dd8b27b97352adbfc3fb083d46005c8946657fdc2b1ca8b1cc7f1f8be4"),
+            _emotions("emotions.txt", 248, "45c3ef86782d2a4d7fedcd6d8c111aa0d0e94720689bd164fac94fefb4495a89"),
+            _emotions("ekman_mapping.json", 396, "d6b1fea382917c1685c42e1324a0344106be9390f52a3850ce032656d103a328"),
+            _emotions(
+                "sentiment_mapping.json",
+                367,
+                "801f6f028082141bd38541a4b14d65b33bdc55d29c7b2aaa029fefecf206f76b",
+                public="sentiment_dict.json",
             ),
         ),
     ),
@@ -190,35 +166,31 @@ def known(name: str) -> Known:
 
 
 def places() -> list[Path]:
-    """The folders that hold one folder a data set, in the order they are searched."""
+    """The folders that hold one folder per data set, in the order in which they are searched."""
     given = os.environ.get(VARIABLE, "")
     return [*([Path(given).expanduser()] if given else []), user_cache_path("coterie")]
 
 
-def present(folder: Path, form: tuple[File, ...]) -> dict[str, Path]:
-    """The files of a form that are there, by name: plain or gzipped, in their subfolder or straight in the folder."""
+def present(folder: Path, files: tuple[File, ...]) -> dict[str, Path]:
+    """The files that exist, by name: plain or gzipped, in their subfolder or straight in the folder."""
     found = {}
-    for file in form:
+    for file in files:
         bare = file.name.rpartition("/")[2]
         candidates = [folder / (name + end) for name in (file.name, bare) for end in ("", ".gz")]
-        there = next((path for path in candidates if os.path.isfile(path)), None)  # unlike Path's, it never raises
-        if there is not None:
-            found[file.name] = there
+        path = next((path for path in candidates if os.path.isfile(path)), None)  # unlike Path's, it never raises
+        if path is not None:
+            found[file.name] = path
     return found
 
 
 def complete(entry: Known) -> dict[str, Path] | None:
-    """The files of the first complete form in the first place that has one."""
-    for place in places():
-        for form in entry.forms:
-            found = present(place / entry.name, form)
-            if len(found) == len(form):
-                return found
-    return None
+    """The files of a data set in the first folder that has them all."""
+    candidates = (present(folder / entry.name, entry.files) for folder in places())
+    return next((found for found in candidates if found and len(found) == len(entry.files)), None)
 
 
 def locate(name: str) -> dict[str, Path]:
-    """The files of a data set, or an error that says where they were looked for and how to get them."""
+    """The files of a data set, or an error that lists the folders searched and how to get the files."""
     entry = known(name)
     found = complete(entry)
     if found is None:
@@ -227,18 +199,17 @@ def locate(name: str) -> dict[str, Path]:
 
 
 def _missing(entry: Known) -> str:
-    searched = "; ".join(f"{place / entry.name} ({_state(place / entry.name, entry)})" for place in places())
-    files = ", ".join(file.name for file in entry.forms[0])
+    folders = [folder / entry.name for folder in places()]
+    searched = "; ".join(f"{folder} ({_state(folder, entry)})" for folder in folders)
+    files = ", ".join(file.name for file in entry.files)
     return (
         f"data set {entry.name} was not found. Looked in: {searched}. Get it with `coterie data get {entry.name}`, or "
-        f"put {files} (plain or .gz) into {places()[0] / entry.name}; ${VARIABLE} sets another place."
+        f"put {files} (plain or .gz) into {folders[0]}; ${VARIABLE} sets another folder."
     )
 
 
 def _state(folder: Path, entry: Known) -> str:
     """Why a folder will not do."""
-    fullest = max((present(folder, form) for form in entry.forms), key=len)
-    if not fullest:
-        return "nothing there"
-    form = next(form for form in entry.forms if next(iter(fullest)) in [file.name for file in form])
-    return "without " + ", ".join(file.name for file in form if file.name not in fullest)
+    found = present(folder, entry.files)
+    absent = ", ".join(file.name for file in entry.files if file.name not in found)
+    return f"without {absent}" if found else "nothing there"

@@ -1,5 +1,5 @@
 """Somebody's own files as a problem: reading, checking, preparing."""
 
-from coterie.problems.files.problem import Ground, files, ground
+from coterie.problems.files.problem import PreparedFiles, files, load_files
 
-__all__ = ["Ground", "files", "ground"]
+__all__ = ["PreparedFiles", "files", "load_files"]

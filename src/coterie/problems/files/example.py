@@ -34,7 +34,16 @@ class Written(NamedTuple):
 def write_example(
     folder: Path, data: str = "breast-cancer", *, seed: int = 0, friends: int = 3, strangers: int = 3, own: int = 60
 ) -> Written:
-    """mine.csv and sites/*.csv, one a partner; friends, strangers and own (the target's rows) are for embedded data."""
+    """Write mine.csv and sites/*.csv, one file per partner.
+
+    Args:
+        folder: where to write; it must not hold an example yet.
+        data: breast-cancer, digits or covtype.
+        seed: decides the split.
+        friends: partners with true labels (not for covtype).
+        strangers: partners with shuffled labels (not for covtype).
+        own: the target's rows (not for covtype).
+    """
     if data not in EXAMPLES:
         raise unknown("example", data, EXAMPLES)
     if (folder / "sites").exists() or (folder / "mine.csv").exists():

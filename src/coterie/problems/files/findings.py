@@ -1,4 +1,4 @@
-"""What is wrong with somebody's files: collected first, told all at once."""
+"""Faults of the files: collected first, reported all at once."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Finding(NamedTuple):
 
 
 class BadFiles(UsageError):
-    """All findings as a table: a line a file and fault, then the remedies, each once."""
+    """All findings as a table: one line per file and fault, then the remedies, each once."""
 
     def __init__(self, findings: Sequence[Finding], files: int) -> None:
         self.findings = tuple(findings)

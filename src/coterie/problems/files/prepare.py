@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.federation import Federation, Ledger, LocalEngine, Rows, Shard, Stack, Static, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
-from coterie.problems.files.store import Store
+from coterie.problems.files.store import RowBuffer
 from coterie.problems.files.tables import Form, Holder, Tables
 
 ROWS = 4_096  # at a time
@@ -278,8 +278,8 @@ def transformed(
     the rows that are used: those of a class that the preparation does not know are not.
     """
     form, stack = tables.form, tables.stack
-    inputs = Store(prepared.shape, "float32", mapped=tables.mapped, folder=folder)
-    labels = Store((), "int64" if form.kind == "classification" else "float32", mapped=tables.mapped, folder=folder)
+    inputs = RowBuffer(prepared.shape, "float32", mapped=tables.mapped, folder=folder)
+    labels = RowBuffer((), "int64" if form.kind == "classification" else "float32", mapped=tables.mapped, folder=folder)
     *clients, target = range(len(stack))
     used = []
     for k in clients:

@@ -1,4 +1,4 @@
-"""`files`: somebody's own tables or pictures, one file or folder a client, and the question whose rows help the target.
+"""`files`: tables or pictures of your own, one file or folder per client, and a target whose rows judge the weights.
 
 The target's file is split, class by class, into rows that take part in the training as the last client (`own`), rows
 that judge the weights, and rows for the test (`test`). Alone, the target learns from all but the test rows.
@@ -25,7 +25,7 @@ from coterie.problems.tasks.supervised import LOSSES, RowLoss, Supervised, cross
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, NonNegative
 
-Part = Annotated[float, Field(ge=0.0, lt=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 ME = "(the target)"
 
 
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ground:
+class PreparedFiles:
     """All files read and prepared: the clients' rows, then the target's in some random orders, in common columns.
 
     Every order is laid out twice in a row, so that any stretch of its circle is one span; `orders` are rows' numbers.
@@ -49,13 +49,13 @@ class Ground:
 
     context: Context
     holders: tuple[Holder, ...]
-    prepared: Preparation
+    preparation: Preparation
     spent: Ledger
     columns: tuple[Tensor, Tensor]
     begins: list[int]
     orders: list[Tensor]
     model: FlatModel
-    about: dict[str, Any]
+    model_settings: dict[str, Any]
     loss: RowLoss
     l2: float
     balance: bool
@@ -78,7 +78,7 @@ class Ground:
         return Stack(self.columns, counts.cumsum(0) - counts, counts)
 
     def span(self, order: int, start: int, length: int) -> Span:
-        """So many rows of the target from place start of an order's circle."""
+        """So many rows of the target from position start of an order's circle."""
         return Span(self.begins[order] + start % self.target_rows, length)
 
     def problem(self, own: Span, valid: Span, test: Span | None) -> Weighting:
@@ -96,7 +96,7 @@ class Ground:
             stack,
             valid.of(self.columns),
             self.model,
-            "cross_entropy" if self.prepared.classes and self.loss is cross_entropy else self.loss,
+            "cross_entropy" if self.preparation.classes and self.loss is cross_entropy else self.loss,
             test=None if test is None or not test.length else test.of(self.columns),
             l2=self.l2,
             dtype=self.context.dtype,
@@ -106,12 +106,12 @@ class Ground:
         assert isinstance(task, Supervised)
         assert plain.target is not None
         if self.balance:
-            counts = torch.tensor(self.prepared.class_counts, dtype=self.context.dtype, device=self.context.device)
+            counts = torch.tensor(self.preparation.class_counts, dtype=self.context.dtype, device=self.context.device)
             weights = counts.sum() / (len(counts) * counts.clamp(min=1.0))
             task = replace(task, loss_by_row=_balanced(task.loss_by_row, weights))
         alone = Span(own.begin, own.length + valid.length) if own.length else valid
         mine = Stack(plain.train.columns, torch.tensor([alone.begin]), torch.tensor([alone.length])).client(0)
-        stored = {"preprocess.json": {**self.prepared.as_dict(), "model": self.about, "clients": list(names)}}
+        stored = {**self.preparation.as_dict(), "model": self.model_settings, "clients": list(names)}
         who = "clients: " + ", ".join(f"{k} {name}" for k, name in enumerate(names))
         released = None if self.context.statistics is None else self.context.statistics.noise
         return replace(
@@ -120,7 +120,7 @@ class Ground:
             target=Shard(task, mine, plain.target.valid),
             names=names,
             notes=(who, *self.notes),
-            artifacts=stored,
+            artifacts={"preprocess.json": stored},
             spent=self.spent,
             released=released,
         )
@@ -134,7 +134,7 @@ def _balanced(loss: RowLoss, weights: Tensor) -> RowLoss:
     return lambda outputs, labels: loss(outputs, labels) * weights[labels.long()]
 
 
-def ground(
+def load_files(
     context: Context,
     *,
     clients: str,
@@ -151,11 +151,11 @@ def ground(
     side: Count | None = None,
     cache: str | None = None,
     orders: int = 1,
-) -> Ground:
+) -> PreparedFiles:
     """Read and check the files, learn the preparation, lay out the rows, and make the model."""
     if not clients or not target:
         raise UsageError(
-            "problem files needs somebody's data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
+            "problem files needs your data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
             "problem.label=column. To try it, write an example with `coterie data example DIR`."
         )
     make, row_loss = network(model), _loss(loss)  # before long files are read
@@ -190,8 +190,8 @@ def ground(
     net = make(prepared.shape, prepared.outputs, context.seed)
     if row_loss is None:
         row_loss = LOSSES["cross_entropy" if prepared.classes else "squared"]
-    about = {"name": model, "shape": list(prepared.shape), "outputs": prepared.outputs}
-    return Ground(
+    model_settings = {"name": model, "shape": list(prepared.shape), "outputs": prepared.outputs}
+    return PreparedFiles(
         context,
         holders,
         prepared,
@@ -200,7 +200,7 @@ def ground(
         begins,
         circles,
         FlatModel(net),
-        about,
+        model_settings,
         row_loss,
         l2,
         balance,
@@ -222,24 +222,49 @@ def files(
     missing: list[str] | None = None,
     balance: bool = False,
     l2: NonNegative = 0.01,
-    own: Part = 0.4,
-    test: Part = 0.2,
+    own: Fraction = 0.4,
+    test: Fraction = 0.2,
     side: Count | None = None,
     cache: str | None = None,
 ) -> Weighting:
-    """Clients by a pattern of file names, in order of their names; the target's own file; the column to predict.
+    """Tables or pictures of your own: one file per client, found by a pattern, and the target's file.
 
-    own and test are shares of the target's rows; the rest judges the weights. model is a network's name or
-    package.module:factory, called with the shape of an input and the number of outputs; loss is auto, a name, or
-    package.module:function (outputs, labels) → one number per row. Such code must be admitted (`coterie.consent`).
-    balance weighs classes by their inverse frequency.
+    Clients come in the order of their file names. Code of your own (package.module:name) must be admitted
+    (`coterie.consent`).
+
+    Args:
+        clients: pattern of the clients' files, such as sites/*.csv.
+        target: the target's file.
+        label: column to predict.
+        kind: classification or regression; auto decides by the target's labels.
+        model: a network's name, or package.module:factory, called with the shape of an input and the number of outputs.
+        loss: auto, a name, or package.module:function (outputs, labels) → one number per row.
+        categorical: columns of numbers that are categories.
+        drop: columns to leave out.
+        missing: further words that mean a missing value.
+        balance: weigh classes by their inverse frequency.
+        l2: strength of the quadratic penalty.
+        own: share of the target's rows that train.
+        test: share of the target's rows for the test; the rest judges the weights.
+        side: pictures are scaled to side × side pixels.
+        cache: folder for rows that exceed memory.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from coterie.problems.files.example import write_example
+        >>> with TemporaryDirectory() as name:
+        ...     label = write_example(Path(name), own=30).label
+        ...     problem = files(Context(), clients=f"{name}/sites/*.csv", target=f"{name}/mine.csv", label=label)
+        >>> problem.clients
+        7
     """
     if own + test > 0.9:
         raise UsageError(
             f"problem.own = {own:g} and problem.test = {test:g} leave {max(0.0, 1 - own - test):.0%} of the target's "
             "rows to judge the weights; together they may be 0.9 at most."
         )
-    place = ground(
+    data = load_files(
         context,
         clients=clients,
         target=target,
@@ -255,10 +280,10 @@ def files(
         side=side,
         cache=cache,
     )
-    n = place.target_rows
+    n = data.target_rows
     mine, tested = round(own * n), round(test * n)
     held = n - mine - tested
-    return place.problem(place.span(0, 0, mine), place.span(0, mine, held), place.span(0, mine + held, tested))
+    return data.problem(data.span(0, 0, mine), data.span(0, mine, held), data.span(0, mine + held, tested))
 
 
 def shuffled(labels: Tensor, draw: Draw, by_class: bool) -> Tensor:
@@ -271,8 +296,8 @@ def shuffled(labels: Tensor, draw: Draw, by_class: bool) -> Tensor:
     counts = torch.bincount(sorted_labels)
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts)[sorted_labels]
     jitter = draw.phase("spread").uniform(len(counts), dtype=torch.float64)[sorted_labels]
-    place = (rank + jitter) / counts[sorted_labels]  # each class is spread evenly over [0, 1)
-    return order[place.argsort(stable=True)]
+    position = (rank + jitter) / counts[sorted_labels]  # each class is spread evenly over [0, 1)
+    return order[position.argsort(stable=True)]
 
 
 def network(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
@@ -289,7 +314,7 @@ def network(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 net = factory(shape, outputs)
-        except Exception as error:  # whatever somebody's own code raises
+        except Exception as error:  # the user's own code may raise anything
             raise UsageError(
                 f"problem.model: {name} failed when called with shape {shape} and {outputs} outputs: "
                 f"{type(error).__name__}: {error}."

@@ -126,7 +126,7 @@ def _header(path: Path, file: IO[str]) -> tuple[list[str], str]:
     if NUL in first:
         raise _holds_nul("the line of column names")
     if not first.strip():
-        raise Unreadable("the file is empty", "A table has a line of column names, then a line a row.")
+        raise Unreadable("the file is empty", "A table has a line of column names, then one line per row.")
     delimiter = max(DELIMITERS, key=first.count)
     try:
         names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
@@ -258,7 +258,7 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
     lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
     if len(lengths) > 1:
         sizes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-        raise Unreadable(f"its arrays differ in length: {sizes}", "Every array needs one entry a row.")
+        raise Unreadable(f"its arrays differ in length: {sizes}", "Every array needs one entry per row.")
     flat: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if array.ndim == 2:
@@ -335,7 +335,7 @@ def image_files(folder: Path) -> list[tuple[Path, str]]:
     if not found:
         raise Unreadable(
             "the folder holds no table and no pictures in sub-folders",
-            "A folder of pictures has one sub-folder a class, such as north/healthy/001.png.",
+            "A folder of pictures has one sub-folder per class, such as north/healthy/001.png.",
         )
     return found
 

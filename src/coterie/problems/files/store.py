@@ -27,7 +27,7 @@ TYPES: dict[str, torch.dtype] = {
 }
 
 
-class Store:
+class RowBuffer:
     """Blocks of rows of one shape and type; in memory, or in a file of the cache folder."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str, *, mapped: bool, folder: str | None = None) -> None:

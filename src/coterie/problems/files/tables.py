@@ -1,6 +1,6 @@
 """Many files, one form: the target's file says which columns there are and of which kind; everybody else must agree.
 
-Whatever is wrong with any file is found here, before anything is trained, and told together.
+Whatever is wrong with any file is found here, before anything is trained, and reported together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from coterie.problems.files.reading import (
     numbers,
     words,
 )
-from coterie.problems.files.store import Store
+from coterie.problems.files.store import RowBuffer
 
 Kind = Literal["classification", "regression"]
 MAPPED = 64 << 20  # more bytes of files than this are mapped, not held
@@ -282,12 +282,12 @@ class _Sinks:
         regression = form.kind == "regression"
         self.numeric = (*form.numeric, form.label) if regression else form.numeric
         place = {"mapped": mapped, "folder": options.cache}
-        self.numbers = Store((len(self.numeric),), "float64", **place)  # type: ignore[arg-type]
-        self.codes = Store((len(form.codes()),), "int32", **place)  # type: ignore[arg-type]
+        self.numbers = RowBuffer((len(self.numeric),), "float64", **place)  # type: ignore[arg-type]
+        self.codes = RowBuffer((len(form.codes()),), "int32", **place)  # type: ignore[arg-type]
         self.pictures = None
         if form.image is not None:
             kind = "uint8" if form.unit == 255.0 else "float32"
-            self.pictures = Store(form.image, kind, **place)  # type: ignore[arg-type]
+            self.pictures = RowBuffer(form.image, kind, **place)  # type: ignore[arg-type]
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """All rows of all holders."""

@@ -81,7 +81,7 @@ class FlatModel:
         return {name: value.detach().clone() for name, value in values.items()}
 
     def state_dicts(self, thetas: Tensor) -> dict[str, Tensor]:
-        """One model a row, named `client_0.name` …; parameters that are not trained are saved once."""
+        """One model per row, named `client_0.name` …; parameters that are not trained are saved once."""
         names = {name for name, _, _ in self._layout}
         fixed = {n: t for n, t in self.state_dict(self.start).items() if n not in names}
         rows = [(f"client_{k}", self.unflatten(theta.detach())) for k, theta in enumerate(thetas)]

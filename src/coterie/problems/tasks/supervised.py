@@ -67,7 +67,7 @@ class Supervised:
 
     @staticmethod
     def of(model: FlatModel, loss: str | RowLoss, *, l2: float = 0.0, classes: int | None = None) -> "Supervised":
-        """A task by the loss's name, or with a loss of one's own (outputs, labels) → one number a row."""
+        """A task by the loss's name, or with a loss of one's own (outputs, labels) → one number per row."""
         if isinstance(loss, str):
             if loss not in LOSSES:
                 raise unknown("loss", loss, LOSSES)

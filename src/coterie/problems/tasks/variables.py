@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
-from coterie.numerics.memo import Kept
+from coterie.numerics.memo import Memoised
 from coterie.problems.models import FlatModel
 
 Variable = Tensor | nn.Module | FlatModel | Mapping[str, Any]
@@ -16,18 +16,18 @@ Variable = Tensor | nn.Module | FlatModel | Mapping[str, Any]
 class Bound(NamedTuple):
     """A module with its parameters: call it on inputs. `flat` is the vector of its parameters, for penalties.
 
-    Where nothing is differentiated by its parameters, what it makes of a batch's inputs as they are is `kept`.
+    Where nothing is differentiated by its parameters, its outputs on a batch's unchanged inputs are `memoised`.
     """
 
     model: FlatModel
     flat: Tensor
-    kept: Kept | None = None
+    memoised: Memoised | None = None
     inputs: Tensor | None = None
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The module's output."""
-        if self.kept is not None and inputs is self.inputs:
-            return self.kept(self.flat, inputs)
+        if self.memoised is not None and inputs is self.inputs:
+            return self.memoised(self.flat, inputs)
         return self.model(self.flat, inputs)
 
 
@@ -38,12 +38,12 @@ class Flat:
         self.name = name
         self._parts: dict[str, Flat] | None = None
         self._model: FlatModel | None = None
-        self._kept: Kept | None = None
+        self._memoised: Memoised | None = None
         self.start = torch.zeros(0)
         self.shape: tuple[int, ...] = (0,)
         if isinstance(value, nn.Module | FlatModel):
             self._model = value if isinstance(value, FlatModel) else FlatModel(value)
-            self._kept, self.start = Kept(self._model), self._model.start
+            self._memoised, self.start = Memoised(self._model), self._model.start
         elif isinstance(value, Tensor):
             if not value.is_floating_point():
                 raise UsageError(f"{name} is a tensor of {value.dtype}; a variable needs real numbers, use .float().")
@@ -81,18 +81,18 @@ class Flat:
     def fixed(self, theta: Tensor, inputs: Tensor) -> Any:
         """The variable at θ where θ is a constant: what modules make of these inputs is computed once."""
         if self._model is not None:
-            return Bound(self._model, theta, self._kept, inputs)
+            return Bound(self._model, theta, self._memoised, inputs)
         if self._parts is None:
             return self(theta)
         split = zip(self._parts.items(), self._split(theta), strict=True)
         return {key: part.fixed(t, inputs) for (key, part), t in split}
 
-    def forget(self) -> None:
-        """Keep nothing of earlier calls."""
+    def clear(self) -> None:
+        """Forget all values of earlier calls."""
         for part in (self._parts or {}).values():
-            part.forget()
-        if self._kept is not None:
-            self._kept.forget()
+            part.clear()
+        if self._memoised is not None:
+            self._memoised.clear()
 
     def named(self, theta: Tensor) -> dict[str, Tensor]:
         """The tensors by name, as they are saved."""
@@ -115,7 +115,7 @@ class Flat:
         moved.__dict__.update(self.__dict__, start=self.start.to(device=device, dtype=dtype))
         if self._model is not None:
             moved._model = self._model.to(dtype=dtype, device=device)
-            moved._kept = Kept(moved._model)
+            moved._memoised = Memoised(moved._model)
         if self._parts is not None:
             moved._parts = {key: part.to(dtype=dtype, device=device) for key, part in self._parts.items()}
         return moved

@@ -52,7 +52,7 @@
   };
   const cursor = (svg, x1, y1, x2, y2) => {
     all(".cursor").forEach((one) => one.remove());
-    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    const line = document.createElementNS(svg.namespaceURI, "line");
     for (const [name, value] of Object.entries({ x1, y1, x2, y2, class: "cursor" })) line.setAttribute(name, value);
     svg.append(line);
   };
