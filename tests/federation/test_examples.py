@@ -6,13 +6,14 @@ from importlib import import_module
 import pytest
 
 MODULES = (
-    *("api", "local", "shards", "work"),
-    *("stages.attacks", "stages.compression", "stages.faults", "stages.privacy"),
+    *(f"federation.{name}" for name in ("api", "local", "shards", "work")),
+    *(f"federation.stages.{name}" for name in ("attacks", "compression", "faults", "privacy")),
+    "methods.shared.forfeiting",
 )
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_run(name: str) -> None:
-    found = doctest.testmod(import_module(f"coterie.federation.{name}"))
+    found = doctest.testmod(import_module(f"coterie.{name}"))
     assert found.attempted > 0
     assert found.failed == 0

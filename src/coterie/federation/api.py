@@ -159,11 +159,17 @@ def together(chunks: Iterable[Replies]) -> Iterator[Replies]:
 
 @dataclass(frozen=True)
 class Screening:
-    """What a client's update must pass: finite, and below a norm if one is set.
+    """What a client's update must pass; one that is not finite never does.
 
-    With `clip`, an update that is longer than so many times the median of its phase is shortened to that. With
-    `trust`, a client's declared size counts for at most so many times the median size. With `copies`, updates that are
-    0, or equal to another client's, are left out of a phase whose replies are gathered.
+    Args:
+        norm: the largest norm of an update that is accepted; None accepts all.
+        clip: an update longer than this multiple of the median of its phase is shortened to that; None for never.
+        trust: a client's declared size counts for at most this multiple of the median size; None believes all.
+        copies: whether updates that are 0, or equal to another client's, are left out where replies are gathered.
+
+    Example:
+        >>> Screening(trust=2.0).sizes(torch.tensor([10, 10, 9000])).tolist()
+        [10, 10, 20]
     """
 
     norm: float | None = None
@@ -268,7 +274,16 @@ def scaled(rows: Tensor, factor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round: everybody, each with a probability, or a fixed number drawn anew."""
+    """Who takes part in a round.
+
+    Args:
+        probability: of each client, independently of the others; 1 for everybody.
+        count: a fixed number of clients instead, drawn anew each round.
+
+    Example:
+        >>> Participation().draw(3, Draw.of(0)).tolist()
+        [0, 1, 2]
+    """
 
     probability: float = 1.0
     count: int | None = None
@@ -347,7 +362,12 @@ class Federation:
 
     @staticmethod
     def on(engine: Engine, **options: Any) -> "Federation":
-        """All clients of an engine."""
+        """The federation of all clients of an engine.
+
+        Args:
+            engine: where the clients are.
+            options: further fields of `Federation`, such as `participation`.
+        """
         n = len(engine.sizes)
         target = options.get("target", "server")
         if target != "server" and not 0 <= target < n:
@@ -396,7 +416,11 @@ class Federation:
         return replace(self, ids=chosen.draw(self.n, draw.phase("participation")))
 
     def parts(self, groups: Mapping[Key, Tensor]) -> Iterator[tuple[Key, "Federation"]]:
-        """For each group of clients a view on those of them that are active, if any; one call to each is one round."""
+        """One view per group of clients, on those of them that are active; groups without any are left out.
+
+        Args:
+            groups: the client ids of each group. One call to each of the views counts as one round.
+        """
         barriers = self.barriers
         for key, members in groups.items():
             active = self.ids[torch.isin(self.ids, members)]
