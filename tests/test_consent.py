@@ -244,17 +244,17 @@ def test_a_flare_job_names_its_own_files_or_needs_consent_at_the_site(
 ) -> None:
     from coterie.engines.nvflare.compute import _node
 
-    how: dict[str, Any] = {"memory": None, "client": 0, "site": "true", "modules": [], "shares_memory": False}
+    settings: dict[str, Any] = {"memory": None, "client": 0, "site": "true", "modules": [], "shares_memory": False}
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("subprocess:Popen", trap[0]):
         with pytest.raises(UsageError, match="names code"):
-            _node({**how, "load": name})
+            _node({**settings, "load": name})
     assert not trap[1].exists()
     (tmp_path / "custom").mkdir()
-    text = "from coterie.federation.remote import Node\ndef load(site): return Node.__new__(Node)\n"
+    text = "from coterie.federation.remote import Node\ndef load(site): return Node(None, (0,))\n"
     (tmp_path / "custom" / "job_data.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path / "custom"))
-    assert type(_node({**how, "load": "job_data:load"})).__name__ == "Node"
+    assert type(_node({**settings, "load": "job_data:load"})).__name__ == "Node"
 
 
 BAD_MODELS: list[tuple[dict[str, Any], str]] = [

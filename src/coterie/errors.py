@@ -25,9 +25,18 @@ class RunError(CoterieError):
 
 
 class NoClients(RunError):
-    """Nobody answered in a phase; the round is skipped and counted. `state` is what it leaves even so, if anything."""
+    """A phase has no result, and the round is skipped and counted.
 
-    state: object = None
+    Args:
+        message: why.
+        phase: the work to which no client gave a sound reply, where that is why.
+    """
+
+    state: object = None  # the state after the round even so, where it has one
+
+    def __init__(self, message: str, phase: str | None = None) -> None:
+        super().__init__(message)
+        self.phase = phase
 
 
 class PlacementError(CoterieError):

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="the extra coterie[flower] is not installed")
 
 from coterie.engines.flower import relay
 from coterie.federation.remote.codec import Names, decode, encode
-from coterie.federation.remote.messages import PROTOCOL, Card, Order
+from coterie.federation.remote.messages import PROTOCOL, Declaration, Order
 
 WHO = encode(Order(PROTOCOL, 1, "whoami", "r", (), None, ()))
 
@@ -39,7 +39,7 @@ def about(**changes: Any) -> dict[str, Any]:
     return {**how, **where, **changes}
 
 
-def card(**changes: Any) -> Card:
+def declaration(**changes: Any) -> Declaration:
     return decode(relay.ask(WHO, about(**changes)), Names()).content  # type: ignore[no-any-return]
 
 
@@ -61,28 +61,28 @@ def test_the_client_s_side_does_not_import_torch() -> None:
 
 
 def test_a_worker_stays_is_replaced_for_another_run_and_ends_with_its_node(node: subprocess.Popen[bytes]) -> None:
-    assert card().rows == (5,)
-    assert card().clients == (4,)
+    assert declaration().rows == (5,)
+    assert declaration().clients == (4,)
     (first,) = workers()
-    assert card(run=8, run_config={"rows": 6}).rows == (6,)
+    assert declaration(run=8, run_config={"rows": 6}).rows == (6,)
     eventually(lambda: first not in workers())
     (second,) = workers()
     os.kill(second, signal.SIGKILL)  # its socket is left behind
-    assert card(run=8, run_config={"rows": 6}).rows == (6,)
+    assert declaration(run=8, run_config={"rows": 6}).rows == (6,)
     node.kill()
     node.wait()
     eventually(lambda: not workers())
-    assert not (relay.folder(12) / "socket").exists()
+    assert not (relay.private_folder(12) / "socket").exists()
 
 
 def test_a_loader_that_fails_is_named(node: subprocess.Popen[bytes]) -> None:
     with pytest.raises(RuntimeError, match=r"FileNotFoundError: rows\.csv is not here"):
-        card(load="worker_data:fail")
+        declaration(load="worker_data:fail")
 
 
 def test_the_folder_is_private(node: subprocess.Popen[bytes]) -> None:
-    place = relay.folder(3)
+    place = relay.private_folder(3)
     assert place.stat().st_mode & 0o777 == 0o700
     Path(place).chmod(0o755)
     with pytest.raises(RuntimeError, match="open to others"):
-        relay.folder(3)
+        relay.private_folder(3)

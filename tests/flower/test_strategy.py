@@ -79,7 +79,7 @@ def test_clients_that_take_one_gradient_step_make_it_meritfed(problem: Any) -> N
     assert sorted(learner.history) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("method", ["meritfed", "primal-dual"])
+@pytest.mark.parametrize("method", ["meritfed", "projected-gradient"])
 def test_the_client_that_helps_gets_the_weight(problem: Any, method: str) -> None:
     learner = strategy(problem, method=method, mirror_step=0.5, outer_step=0.1)
     x = trained(learner, problem, 30)
@@ -104,8 +104,10 @@ def test_weights_are_among_the_metrics_and_failures_are_left_out(problem: Any) -
 
 def test_the_constructor_is_fedavg_s_and_misfits_are_explained(problem: Any) -> None:
     assert strategy(problem, fraction_train=0.5, min_train_nodes=3).fraction_train == 0.5
-    with pytest.raises(UsageError, match="primal-dual"):
+    with pytest.raises(UsageError, match="projected-gradient"):
         strategy(problem, method="magic")
+    with pytest.warns(DeprecationWarning, match="projected-gradient"):
+        assert strategy(problem, method="primal-dual").method == "projected-gradient"
     learner = strategy(problem)
     with pytest.raises(UsageError, match="'bias'"):
         learner._vector({"weight": torch.zeros(1, 3)})

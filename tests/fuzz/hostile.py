@@ -1,4 +1,4 @@
-"""A transport of which most nodes are hostile: replies and cards changed in structure, in bytes, in number and order.
+"""A transport of which most nodes are hostile: replies changed in structure, in bytes, in number and order.
 
 It drives the real server loop (`drive`). The nodes of `HONEST` clients answer as they should; each other node answers
 every order with several frames, most of them mutated.
@@ -17,7 +17,7 @@ from coterie.experiment.loop import Result, run_rounds
 from coterie.federation import Each
 from coterie.federation.remote import PERMISSIVE, Address, InProcess, Message, Names, Node, Store, Trouble, node_for
 from coterie.federation.remote.codec import MAGIC, CodecError, decode, encode
-from coterie.federation.remote.messages import PROTOCOL, Card, Done, Order, Reply
+from coterie.federation.remote.messages import PROTOCOL, Declaration, Done, Order, Reply
 from coterie.numerics.sparse import Sparse
 
 CLIENTS, HONEST = 6, (0, 3)
@@ -165,8 +165,8 @@ class Hostile(InProcess):
                 *("", "lost", "client error", "forgotten", "x" * 5000, "\x1b[2J\r\n\x00", "float32"),
                 *((), [], {}, {"a": 1}, (0,), (0, 1, 2), ((),), (("float32", (4,)),)),
                 *(torch.ones(()), torch.ones(1, 4), torch.zeros(0), torch.ones(2, dtype=torch.bool)),
-                Card((dice.randrange(-1, 8),), (dice.choice((0, 12, 2**41)),), (("float32", (4,)),), True, True),
-                Card((0,), (12,), ((torch.ones(2), ()),), torch.ones(2), False),  # type: ignore[arg-type]
+                Declaration((dice.randrange(-1, 8),), (dice.choice((0, 12, 2**41)),), (("float32", (4,)),), True, True),
+                Declaration((0,), (12,), ((torch.ones(2), ()),), torch.ones(2), False),  # type: ignore[arg-type]
                 Trouble(dice.choice(("lost", "forgotten", "refused", "\x07")), "why", (dice.randrange(9),)),
                 Done(torch.ones(1, 4), ()),
                 Reply(3, Done(None, (True,))),

@@ -78,10 +78,10 @@ def test_and_plain_averaging_does_not(attack):
     [
         (
             krum(attackers=2),
-            r"krum bears 2 attackers \(method.attackers = 2\) only among 7 clients or more, and there are 5",
+            r"krum tolerates 2 attackers \(method.attackers = 2\) only among 7 clients or more, and there are 5",
         ),
-        (multi_krum(attackers=0.4), r"multi-krum bears 2 attackers .* lower method.attackers to at most 1"),
-        (trimmed_mean(attackers=3), r"trimmed-mean bears 3 attackers .* among 7 .* at most 2"),
+        (multi_krum(attackers=0.4), r"multi-krum tolerates 2 attackers .* lower method.attackers to at most 1"),
+        (trimmed_mean(attackers=3), r"trimmed-mean tolerates 3 attackers .* among 7 .* at most 2"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -92,7 +92,7 @@ def test_more_attackers_than_it_bears_are_refused(method, text):
 
 def test_krum_with_too_few_clients_is_refused_before_the_first_round():
     sets = {"run.method": "krum", "run.problem": "friends", "problem.clients": 2, "problem.friends": 1}
-    with pytest.raises(UsageError, match=r"krum bears 0 attackers .* among 3 clients or more, and there are 2; take"):
+    with pytest.raises(UsageError, match=r"krum tolerates 0 attackers .* among 3 clients or more, .* are 2; use"):
         assemble(load(sets=sets))
     with pytest.raises(UsageError, match=r"attackers"):
         krum(attackers=1.5)

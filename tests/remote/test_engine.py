@@ -14,7 +14,7 @@ from coterie.errors import NoClients, RunError
 from coterie.federation import Federation, LocalEngine, Memory, Shard, pack, work
 from coterie.federation.remote import PERMISSIVE, InProcess, Limits, Names, Node, Policy, RemoteEngine, Trouble
 from coterie.federation.remote.codec import decode, encode
-from coterie.federation.remote.messages import PROTOCOL, Card, Done, Order, Reply, Step
+from coterie.federation.remote.messages import PROTOCOL, Declaration, Done, Order, Reply, Step
 from coterie.federation.work import Each, Static
 from coterie.numerics import Draw
 
@@ -209,7 +209,7 @@ def test_a_second_claim_to_a_client_and_other_lies_are_refused_and_named() -> No
     assert "is there already" in events[1]
     assert "there are 0 … 2" in events[9]
     assert "columns" in events[2]
-    assert engine.homes.of[1].node == "node1"
+    assert engine.roster.of[1].node == "node1"
 
 
 def test_a_key_that_belongs_to_another_client_counts_more_than_the_claim() -> None:
@@ -221,7 +221,7 @@ def test_a_key_that_belongs_to_another_client_counts_more_than_the_claim() -> No
     engine = engine_of(transport, 3, policy=Policy(patience=0.1))
     engine.connect()
     assert engine.present == [0, 2]
-    assert "its key belongs to client 0" in engine.homes.notes[0].reason
+    assert "its key belongs to client 0" in engine.roster.notes[0].reason
 
 
 def test_memory_a_rejected_client_keeps_what_it_had() -> None:
@@ -320,7 +320,7 @@ LIES: dict[str, Callable[[Reply], Any]] = {
     "a flag of memory": lambda r: r._replace(content=Done(torch.ones(1, 1), (True,))),
     "nothing": lambda r: r._replace(content=()),
     "more": lambda r: r._replace(content=(r.content, r.content)),
-    "a card": lambda r: r._replace(content=Card((0,), (5,), (), False, False)),
+    "a declaration": lambda r: r._replace(content=Declaration((0,), (5,), (), False, False)),
     "an order": lambda r: Order(PROTOCOL, 1, "run", "r", (), None, ()),
     "nan": lambda r: r._replace(content=Done(torch.full((1, 1), torch.nan), ())),
     "crooked trouble": lambda r: r._replace(content=Trouble("lost", 5, ("x",))),  # type: ignore[arg-type]

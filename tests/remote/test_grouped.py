@@ -11,9 +11,9 @@ import torch
 from test_conformance import DISTILLERS, assert_same, recorded
 from test_methods import EVERY, Case, keeping, opened
 
-from coterie.engines.ray.group import Cargo, Group, cargo
+from coterie.engines.ray.group import Group, GroupSpec, group_spec
 from coterie.engines.ray.launch import groups
-from coterie.engines.ray.memory import Carried, Kept, as_array
+from coterie.engines.ray.memory import BundleStore, MemoryBundles, as_array
 from coterie.errors import UsageError
 from coterie.experiment.build import Network, assemble, federate
 from coterie.experiment.config import Config, load
@@ -28,15 +28,15 @@ CHUNK = 2  # five clients in groups of 2, 2 + 1
 class InGroups:
     """Groups in this process; `losses` are those that end, as a killed process would, at their next order."""
 
-    def __init__(self, cargoes: list[Cargo], memory: Path | None, chosen: dict[str, Any]) -> None:
-        self.cargoes, self.kept, self.chosen = cargoes, Kept(memory), chosen
-        self.kept.of = {i: set(self.kept.bundles) for i in range(len(cargoes))}
-        self.here: dict[Address, Group] = {i: self.born(i) for i in range(len(cargoes))}
+    def __init__(self, specs: list[GroupSpec], memory: Path | None, chosen: dict[str, Any]) -> None:
+        self.specs, self.memory, self.chosen = specs, MemoryBundles(memory), chosen
+        self.memory.of = {i: set(self.memory.bundles) for i in range(len(specs))}
+        self.here: dict[Address, Group] = {i: self.born(i) for i in range(len(specs))}
         self.losses: list[Address] = []
 
     def born(self, i: Any) -> Group:
-        group = Group(self.cargoes[i])
-        group.refill({name: self.kept.bundles[name] for name in self.kept.of[i]})
+        group = Group(self.specs[i])
+        group.refill({name: self.memory.bundles[name] for name in self.memory.of[i]})
         return group
 
     def nodes(self) -> Mapping[Address, int | None]:
@@ -54,8 +54,8 @@ class InGroups:
             self.here[i] = self.born(i)
             return Trouble("lost", "killed")
         if news is not None:
-            self.kept.add(i, *news)
-        self.kept.only(i, needed)
+            self.memory.add(i, *news)
+        self.memory.only(i, needed)
         return bytes(reply)
 
 
@@ -64,7 +64,7 @@ def in_groups(made: list[InGroups] | None = None, memory: Path | None = None, wo
         _, chosen = federate(problem, config.federation)
         at = config.federation.target
         parts = [
-            cargo(problem, some, at_target=at in some, threads=1, **chosen)
+            group_spec(problem, some, at_target=at in some, threads=1, **chosen)
             for some in groups(problem.clients, chosen["chunk"], workers)
         ]
         transport = InGroups(parts, memory, chosen)
@@ -137,7 +137,7 @@ def test_a_resumed_run_is_refilled_with_other_groups_and_no_bit_changes(case: Ca
 
 
 def test_a_bundle_holds_what_several_works_keep() -> None:
-    store, other = Carried(), Carried()
+    store, other = BundleStore(), BundleStore()
     store.put("r", 0, 5, torch.ones(2))
     store.put("r", 1, 6, torch.zeros(2))
     store.put("r", 0, 7, (torch.ones(3), torch.zeros(1)))

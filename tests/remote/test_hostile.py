@@ -15,7 +15,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.loop import Result, run_rounds
 from coterie.federation.remote import InProcess, Names
 from coterie.federation.remote.codec import MAGIC, decode, encode
-from coterie.federation.remote.messages import Card, Done, Reply, Trouble
+from coterie.federation.remote.messages import Declaration, Done, Reply, Trouble
 from coterie.federation.tree import tree_map
 
 NAMES = Names()
@@ -29,7 +29,7 @@ VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
     "a number": lambda t: 3.0,
     "a list": lambda t: [t],
 }
-CARDS: dict[str, Callable[[Card], Card]] = {
+DECLARATIONS: dict[str, Callable[[Declaration], Declaration]] = {
     "a tensor for the columns": lambda c: c._replace(columns=torch.ones(3)),  # type: ignore[arg-type]
     "tensors in the columns": lambda c: c._replace(columns=((torch.ones(2), (64,)), *c.columns[1:])),  # type: ignore[arg-type]
     "a tensor in a shape": lambda c: c._replace(columns=(("float32", (torch.ones(2),)),)),  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ CARDS: dict[str, Callable[[Card], Card]] = {
     "a tensor for the ids": lambda c: c._replace(clients=torch.ones(2)),  # type: ignore[arg-type]
     "a tensor among the sizes": lambda c: c._replace(rows=(torch.ones(2),)),  # type: ignore[arg-type]
     "a truth value among the ids": lambda c: c._replace(clients=(True,)),
-    "words": lambda c: Card("a", "b", "c", "d", "e"),  # type: ignore[arg-type]
+    "words": lambda c: Declaration("a", "b", "c", "d", "e"),  # type: ignore[arg-type]
     "other columns": lambda c: c._replace(columns=(("float32", (7,)), ("int64", ()))),
     "other sizes": lambda c: c._replace(rows=tuple(n + 1 for n in c.rows)),
     "a long text": lambda c: c._replace(columns=(("x" * 4000, ()),) * 300),
@@ -74,16 +74,16 @@ def named(result: Result) -> set[int]:
     return {event["client"] for event in result.events}
 
 
-@pytest.mark.parametrize("what", CARDS)
+@pytest.mark.parametrize("what", DECLARATIONS)
 def test_a_crooked_card_is_refused_with_a_reason_and_the_others_go_on(what: str) -> None:
-    spoil = lambda reply: reply._replace(content=CARDS[what](reply.content))  # noqa: E731
-    result = run("fedavg", hostile(spoil, (0,), Card))
+    spoil = lambda reply: reply._replace(content=DECLARATIONS[what](reply.content))  # noqa: E731
+    result = run("fedavg", hostile(spoil, (0,), Declaration))
     assert result.summary["outcome"] == "finished"
     refused = [event for event in result.events if event["event"] == "refused"]
     assert refused
     assert all("not let in" in event["reason"] and len(json.dumps(event)) < 1000 for event in refused)
     reached = {event["client"] for event in result.events if event["event"] == "lost"}
-    assert reached == {0}  # the others were let in, though its card came first
+    assert reached == {0}  # the others were let in, though its declaration came first
 
 
 @pytest.mark.parametrize("what", VALUES)
@@ -115,15 +115,38 @@ def test_a_target_s_result_of_another_form_skips_the_round(what: str) -> None:
 
     def network(config: Config, problem: Any) -> InProcess:
         def change(node: Any, order: bytes, data: bytes) -> Any:
-            asks = b"goal_gradient" in order
+            asks = b"goal-gradient" in order
             return encode(spoil(decode(data, NAMES))) if node == "node2" and asks else data
 
         return Broken(nodes(config, problem), change)
 
     result = run("meritfed", network, target=2)
-    assert result.summary["outcome"] == "finished"
+    assert result.summary["outcome"] == "failed"
+    assert "no round trained anything" in result.summary["message"]
     assert [event["event"] for event in result.events] == ["skipped", "skipped"]
     assert "the target, client 2" in result.events[0]["reason"]
+
+
+@pytest.mark.parametrize(("hostile_clients", "outcome"), [(1, "finished"), (2, "finished"), (3, "diverged")])
+def test_a_minority_that_is_not_finite_does_not_end_a_run_as_diverged(hostile_clients: int, outcome: str) -> None:
+    """The other clients are away in the first round, which is skipped."""
+    nan = changed_values(lambda t: torch.full_like(t, torch.nan))
+    away: set[Any] = set()
+
+    def change(node: Any, order: bytes, data: bytes) -> Any:
+        reply = decode(data, NAMES)
+        if not isinstance(reply.content, Done):
+            return data
+        if int(str(node).removeprefix("node")) < hostile_clients:
+            return encode(nan(reply))
+        if node in away:
+            return data
+        away.add(node)
+        return encode(Reply(reply.number, Trouble("client error", "away")))
+
+    result = run("fedavg", lambda config, problem: Broken(nodes(config, problem), change))
+    assert result.summary["outcome"] == outcome
+    assert ("skipped" in {event["event"] for event in result.events}) == (outcome == "finished")
 
 
 def zeros(shape: list[int], number: int) -> bytes:

@@ -19,7 +19,7 @@ from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Done, Order, Step
 from coterie.federation.remote.policy import BATCHES, POSITIONS, RECORDS, SIZES, STEPS, WORKS, PolicyError, Tally
 from coterie.federation.work import Static
-from coterie.methods.baselines.local_svrg import Anchor, Walk
+from coterie.methods.baselines.local_svrg import Anchor, SVRGSteps
 from coterie.methods.registry import METHODS
 from coterie.numerics import Draw
 
@@ -78,8 +78,8 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
     "batch must be a whole number, not '8.0'": (GRADIENT, {"batch": 8.0}),
     "steps = 200000 exceeds steps = 10000": (STEPPING, {"batch": 8, "steps": 200_000, "step": 0.1}),
     "steps must be a whole number": (STEPPING, {"batch": 8, "steps": 1e9, "step": 0.1}),
-    "batch = 2 is below": (WALKING, {"steps": 1, "walk": Walk(0.1, 1, 0.5, 1, 2), "first": 0}),
-    "walk must be a named tuple": (WALKING, {"steps": 1, "walk": (0.1, 1, 0.5, 1, 2), "first": 0}),
+    "batch = 2 is below": (WALKING, {"steps": 1, "svrg": SVRGSteps(0.1, 1, 0.5, 1, 2), "first": 0}),
+    "svrg must be a named tuple": (WALKING, {"steps": 1, "svrg": (0.1, 1, 0.5, 1, 2), "first": 0}),
     "exceed size": (
         "count-sketch/sketched-steps",
         {"rows": 1 << 20, "columns": 1 << 20, "batch": 8},
@@ -104,7 +104,7 @@ def test_all_rows_are_too_few_where_the_client_has_few() -> None:
 
 
 def test_works_are_admitted_by_pattern() -> None:
-    here = node(NodePolicy(works=("coterie.methods.shared.works:*walk",)))
+    here = node(NodePolicy(works=("shared/*-steps",)))
     assert isinstance(asked(here, STEPPING, batch=8, steps=1, step=0.1), Done)
     assert "matches no pattern of works" in asked(here, GRADIENT, batch=8).reason
 
@@ -200,10 +200,13 @@ def test_every_setting_that_a_work_reads_is_classified() -> None:
     known = set().union(*kinds)
     assert len(known) == sum(map(len, kinds))  # each is of one kind
     read = set()
-    for path in Path(coterie.methods.__file__).parent.glob("*.py"):
+    for path in Path(coterie.methods.__file__).parent.rglob("*.py"):
         for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "static":
                 read.add(part.attr)
+            if isinstance(part, ast.Call) and ast.unparse(part.func) == "static.work":
+                read.add(ast.literal_eval(part.args[0]))
+    read.remove("work")  # the method of `Static` that finds another work
     assert read == known, (read - known, known - read)
-    assert {"steps", "batch"} <= set(Walk._fields)
+    assert {"steps", "batch"} <= set(SVRGSteps._fields)
     assert Anchor._fields  # sent as memory only

@@ -75,7 +75,7 @@ Network = Callable[[Config, Any], Transport]
 def make_problem(config: Config) -> Any:
     """The problem that a configuration describes."""
     machine.require(config.run.portable)
-    device = checked_device(config.run.device, config.run.dtype)
+    device = machine.checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
     context = Context(config.run.seed, dtype, device, statistics_privacy(config))
     problem = problem_entry(config.run.problem).make(context, **config.problem)
@@ -109,7 +109,7 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     return node_for(problem, clients, target=target, mode=mode, **options)
 
 
-def fitting(config: Config) -> tuple[Any, Method]:
+def build_problem_and_method(config: Config) -> tuple[Any, Method]:
     """The problem and the method of a configuration, which fit each other and the engine."""
     problem = make_problem(config)
     method = method_entry(config.run.method).make(**config.method)
@@ -125,23 +125,35 @@ def fitting(config: Config) -> tuple[Any, Method]:
 
 def assemble(config: Config, network: Network | None = None) -> Parts:
     """Build what a configuration describes; run.engine other than local needs its network."""
-    problem, method = fitting(config)
-    method, table = with_screened_copies(method, config)
+    problem, method = build_problem_and_method(config)
     threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
-    if config.run.engine != "local":
-        if network is None:
-            raise UsageError(
-                f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}."
-            )
-        fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
-        method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
-        return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
-    with using_threads(threads):
+    config = config.with_run(threads=threads)
+    if config.run.engine == "local":
+        return assemble_locally(config, problem, method)
+    if network is None:
+        raise UsageError(f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}.")
+    method, table = with_screened_copies(method, config)
+    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
+    method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
+    return Parts(config.with_federation(**chosen), problem, method, fed)
+
+
+def assemble_locally(config: Config, problem: Problem, method: Method) -> Parts:
+    """The live objects of a run whose clients are in this process, with everything that the configuration adds:
+    screening, privacy, compression and faults.
+
+    Args:
+        config: the configuration of the run.
+        problem: what is minimised.
+        method: how it is trained.
+    """
+    method, table = with_screened_copies(method, config)
+    with using_threads(config.run.threads):
         fed, chosen = federate(problem, table)
     fed = with_simulated_stages(fed, method, problem, config)
     method = with_stages(method, fed.engine)
     method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
-    return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
+    return Parts(config.with_federation(**chosen), problem, method, fed)
 
 
 def with_screened_copies(method: Method, config: Config) -> tuple[Method, FederationTable]:
@@ -405,25 +417,12 @@ def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
     if method.fits(problem.offers):
         return
     missing = [IN_WORDS.get(need, need) for need in sorted(method.needs - problem.offers)]
-    fitting = [e.name for e in METHODS if e.make().fits(problem.offers)]
+    suitable = [e.name for e in METHODS if e.make().fits(problem.offers)]
     offers = ", ".join(sorted(problem.offers))
     raise UsageError(
         f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "
-        f"Methods that fit: {', '.join(fitting) or 'none'}."
+        f"Methods that fit: {', '.join(suitable) or 'none'}."
     )
-
-
-def checked_device(name: str, dtype: str) -> str:
-    """The device, refused with the reason where it is not there."""
-    kind, _, index = name.partition(":")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if kind not in there or (index and not index.isdecimal()):
-        raise UsageError(f"run.device {name!r} is none of cpu, cuda, cuda:N, mps.")
-    if int(index or 0) >= there[kind]:
-        raise UsageError(f"run.device {name} is not available here; set run.device=cpu.")
-    if kind == "mps" and dtype == "float64":
-        raise UsageError("run.device mps has no float64; set run.dtype=float32 or run.device=cpu.")
-    return name
 
 
 def _chunk(problem: Problem, megabytes: int) -> int:

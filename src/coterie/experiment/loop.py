@@ -206,7 +206,7 @@ class _Run:
             events = fed.book.drain()
         except NoClients as error:
             events = fed.book.drain()
-            if _not_finite(events):
+            if error.phase is not None and _not_finite(events, error.phase):
                 self.note(events)
                 return self.diverged(t + 1)
             skipped = _with_first_client(f"in round {t + 1} {error}", events)
@@ -486,10 +486,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
 
 
-def _not_finite(events: list[dict[str, Any]]) -> bool:
-    """Whether somebody's honest reply was not finite; one that was spoilt on its way says nothing of the model."""
-    spoilt = {(event.get("phase"), event.get("client")) for event in events if event["event"] in SPOILS}
-    return any(e["reason"] == "not finite" and (e["phase"], e["client"]) not in spoilt for e in events)
+def _not_finite(events: list[dict[str, Any]], phase: str) -> bool:
+    """Whether a phase without a sound reply failed because the values diverged: at least half of its clients replied
+    with values that are not finite. A reply that was spoilt on its way, or a minority, says nothing of the model."""
+    here = [event for event in events if event.get("phase") == phase and "client" in event]
+    spoilt = {event["client"] for event in here if event["event"] in SPOILS}
+    failed = {event["client"] for event in here} - spoilt
+    not_finite = {event["client"] for event in here if event["reason"] == "not finite"} - spoilt
+    return bool(not_finite) and 2 * len(not_finite) >= len(failed)
 
 
 def _with_first_client(why: str, events: list[dict[str, Any]]) -> str:

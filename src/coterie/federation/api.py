@@ -466,7 +466,7 @@ class Federation:
                 partial.add(leaf, w)
             parts.append((replies.ids, replies.memory))
         if not total or structure is None:
-            raise NoClients(f"no client answered {name_of(work)}")
+            raise NoClients(f"no client answered {name_of(work)}", name_of(work))
         whole = float(mass.total())
         if whole <= 0.0:
             raise NoClients(f"the clients that answered {name_of(work)} have no weight")
@@ -496,7 +496,7 @@ class Federation:
         """
         chunks = list(self._ask(work, shared, memory, draw, static, whole=True))
         if not chunks:
-            raise NoClients(f"no client answered {name_of(work)}")
+            raise NoClients(f"no client answered {name_of(work)}", name_of(work))
         gathered = Gathered(joined([c.values for c in chunks]), torch.cat([c.ids for c in chunks]))
         if memory is None:
             return gathered

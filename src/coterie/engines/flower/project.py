@@ -2,17 +2,14 @@
 
 import json
 import re
-import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from coterie.engines.flower.deployment import Deployment
-from coterie.engines.follow import interruptible, tell
+from coterie.engines.follow import Log, follow, interruptible
 from coterie.errors import RunError, UsageError
 
-LOOK = 0.5
 TEMPLATE = Path(__file__).parent / "template"
 
 
@@ -46,8 +43,15 @@ def settings_of(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{path} has no [tool.flwr.app.config] ({error}).") from None
 
 
-def try_out(folder: Path, clients: int, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run a project with so many SuperNodes on this machine; the summary that its server wrote."""
+def try_out(folder: Path, clients: int, out: Path, log: Log) -> dict[str, Any]:
+    """Run a project with SuperNodes on this machine; the summary that its server wrote.
+
+    Args:
+        folder: the project.
+        clients: the number of SuperNodes.
+        out: the result folder.
+        log: takes one line per recorded round.
+    """
     settings_of(folder)
     with interruptible(), Deployment() as flower:
         flower.superlink()
@@ -55,19 +59,14 @@ def try_out(folder: Path, clients: int, out: Path, say: Callable[[str], None]) -
             flower.supernode(k, clients)
         (out / "summary.json").unlink(missing_ok=True)
         run = flower.submit(folder, out=str(out.resolve()))
-        say(f"run {run} has started; results go to {out}")
-        told, looked = 0, time.monotonic()
-        while not (out / "summary.json").is_file():
-            time.sleep(LOOK)
-            told = tell(out / "metrics.jsonl", told, say)
+        log(f"run {run} has started; results go to {out}")
+
+        def check() -> None:
             if "superlink" in flower.ended():
                 raise RunError("Flower's SuperLink has ended before the run did.")
-            if time.monotonic() - looked > 15.0:
-                looked = time.monotonic()
-                status = flower.status(run)
-                if status.startswith("finished") and not (out / "summary.json").is_file():
-                    raise RunError(f"the run ended without a result ({status}):\n{flower.log('superlink')[-800:]}")
-        tell(out / "metrics.jsonl", told, say)
-        time.sleep(LOOK)  # the summary is the last file that is written
+
+        status = follow(out, out / "summary.json", log, lambda: flower.status(run), check)
+        if status is not None:
+            raise RunError(f"the run ended without a result ({status}):\n{flower.log('superlink')[-800:]}")
         summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         return summary

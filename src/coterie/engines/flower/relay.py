@@ -40,21 +40,35 @@ def client_app(
 ) -> ClientApp:
     """A ClientApp that runs coterie's works on its node's own rows.
 
-    load_shard(node_config, run_config) returns a `ClientData`; give it as "module:function", so that this process need
-    not import it. `modules` are one's own modules with works. With `shares_memory` the server may ask what the client
-    remembers. `state` is the folder where that is kept (default: below the user's state directory, by node). `policy`
-    is the path of a TOML file at the node that says what a server may ask for (`NodePolicy`). A file that the node's
-    operator names, by `--node-config 'policy="…"'` or in the variable COTERIE_NODE_POLICY, comes before it.
+    Args:
+        load_shard: load_shard(node_config, run_config) returns a `ClientData`. Give it as "module:function", so that
+            the short-lived process of Flower need not import it.
+        modules: modules with works of your own that the server may name.
+        shares_memory: whether the server may ask for client memory, for its records.
+        state: the folder in which client memory is kept; by default one below the user's state directory.
+        idle: seconds without orders after which the worker process ends.
+        policy: the path of a TOML file at the node that limits what a server may ask for (`NodePolicy`). A file that
+            the node's operator names, by `--node-config 'policy="…"'` or in the variable COTERIE_NODE_POLICY, comes
+            before it.
+
+    Example:
+        >>> app = client_app("hospitals.data:load_shard")  # doctest: +SKIP
     """
     if not isinstance(load_shard, str):
         load_shard = f"{load_shard.__module__}:{load_shard.__qualname__}"
     app = ClientApp()
-    how = {"load": load_shard, "modules": list(modules), "shares_memory": shares_memory, "state": state, "idle": idle}
-    how["policy"] = policy
+    settings = {
+        "load": load_shard,
+        "modules": list(modules),
+        "shares_memory": shares_memory,
+        "state": state,
+        "idle": idle,
+    }
+    settings["policy"] = policy
 
     @app.query(KIND)
     def relay(message: Message, context: Context) -> Message:
-        reply = ask(opened(message.content), {**how, **_about(context)})
+        reply = ask(opened(message.content), {**settings, **_about(context)})
         return Message(RecordDict({KIND: sealed(reply)}), reply_to=message)
 
     return app
@@ -71,23 +85,23 @@ def _about(context: Context) -> dict[str, Any]:
 
 def ask(data: bytes, about: dict[str, Any]) -> bytes:
     """The worker's answer; it is started, or replaced by one for this run, where needed."""
-    place = folder(about["node"])
+    folder = private_folder(about["node"])
     for _ in range(3):
-        reply = _asked(place / "socket", data, about["run"])
+        reply = _asked(folder / "socket", data, about["run"])
         if reply is not None and reply != STALE:
             return reply
-        _start(place, about)
-    raise RuntimeError(f"the worker does not answer; its log is {place / 'log'}")
+        _start(folder, about)
+    raise RuntimeError(f"the worker does not answer; its log is {folder / 'log'}")
 
 
-def folder(node: int) -> Path:
+def private_folder(node: int) -> Path:
     """The private folder of a node's worker."""
     # sockets have short names: the system's folder for temporary files, not one deep below a home
     base = Path(os.environ.get("COTERIE_RUNTIME") or Path(tempfile.gettempdir()) / f"coterie-{os.getuid()}")
     for path in (base, base / str(node)):
         path.mkdir(mode=0o700, exist_ok=True)
-        about = path.lstat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        status = path.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise RuntimeError(f"{path} belongs to somebody else or is open to others; remove it")
     return base / str(node)
 
@@ -104,17 +118,17 @@ def _asked(path: Path, data: bytes, run: int) -> bytes | None:
         return None
 
 
-def _start(place: Path, about: dict[str, Any]) -> None:
+def _start(folder: Path, about: dict[str, Any]) -> None:
     """Start a worker and wait until it listens; of several that try at once, one does."""
-    with (place / "lock").open("w") as lock:
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _asked(place / "socket", b"", about["run"]) not in (None, STALE):
+        if _asked(folder / "socket", b"", about["run"]) not in (None, STALE):
             return  # somebody else was faster
-        (place / "socket").unlink(missing_ok=True)
+        (folder / "socket").unlink(missing_ok=True)
         # the node's executor started this process: the worker ends with it
-        how = {**about, "place": str(place), "watch": os.getppid()}
+        settings = {**about, "folder": str(folder), "watch": os.getppid()}
         environment = {**os.environ, "PYTHONPATH": search_path()}
-        with (place / "log").open("wb") as log:
+        with (folder / "log").open("wb") as log:
             worker = subprocess.Popen(
                 [sys.executable, "-P", "-m", "coterie.engines.flower.worker"],
                 stdin=subprocess.PIPE,
@@ -126,11 +140,11 @@ def _start(place: Path, about: dict[str, Any]) -> None:
         STARTED.append(worker)
         assert worker.stdin is not None
         with worker.stdin as pipe:
-            pipe.write(json.dumps(how).encode())
+            pipe.write(json.dumps(settings).encode())
         deadline = time.monotonic() + START
-        while not (place / "socket").exists():
+        while not (folder / "socket").exists():
             if worker.poll() is not None or time.monotonic() > deadline:
                 worker.kill()
-                said = (place / "log").read_text(errors="replace").strip().splitlines()
-                raise RuntimeError(f"the worker did not start: {said[-1] if said else 'it was too slow'}")
+                lines = (folder / "log").read_text(errors="replace").strip().splitlines()
+                raise RuntimeError(f"the worker did not start: {lines[-1] if lines else 'it was too slow'}")
             time.sleep(0.02)

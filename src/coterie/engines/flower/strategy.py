@@ -1,13 +1,13 @@
 """Learned weights for a Flower app that has a strategy already: FedAvg with weights by what helps the target.
 
-Clients train as they do; their replies become directions u_k = x − x_k, and the new model x − Σ w_k u_k. Where FedAvg
-takes w_k ∝ n_k, here w is learned on validation rows that the server holds, from round to round:
+Clients train as they do. Their replies become directions u_k = x − x_k, and the new model is x − Σ w_k u_k. FedAvg
+takes w_k ∝ n_k; here w is learned on validation rows at the server, and each round starts from the weights of the last:
 
-    meritfed     w ≈ argmin_{w∈Δ} L_0(x − Uᵀw) by mirror descent, warm-started (MeritFed with local walks)
-    primal-dual  w ← Π_Δ(w − η Uλ), one step a round. Clients that only train answer no Hessian products, so
-                 λ = −∇L_0(x − Uᵀw) stands where the method has −H⁻¹∇L_0.
+    meritfed            w ≈ argmin_{w∈Δ} L_0(x − Uᵀw) by mirror descent, warm-started (MeritFed with local steps)
+    projected-gradient  w ← Π_Δ(w + η U∇L_0(x − Uᵀw)), one step per round
 """
 
+import warnings
 from collections.abc import Iterable
 from logging import WARNING
 from typing import Any, Literal
@@ -30,10 +30,21 @@ from coterie.problems.tasks.supervised import RowLoss, Supervised
 class LearnedWeights(FedAvg):
     """FedAvg whose weights are learned on the server's validation rows.
 
-    model (a torch module whose state_dict has the keys of the arrays), validation (inputs, labels) and loss are what
-    the weights are learned with; everything else is FedAvg's. The weights are in the round's metrics as
-    `weight/NODE`, and in `history`, by round. A reply without the arrays that were sent is left out; `left_out` has
-    its node and the reason, by round.
+    The weights are in the round's metrics as `weight/NODE`, and in `history`, by round. A reply without the arrays that
+    were sent is left out; `left_out` has its node and the reason, by round.
+
+    Args:
+        model: a torch module whose state_dict has the keys of the arrays.
+        validation: (inputs, labels) at the server, which define the goal.
+        loss: the name of a loss, or a function of (outputs, labels) that returns one number per row.
+        method: "meritfed" (mirror descent) or "projected-gradient" (one projected step per round).
+        mirror_step: size of a mirror step, for meritfed.
+        mirror_steps: mirror steps per round, for meritfed.
+        outer_step: η, the size of the projected step, for projected-gradient.
+        fedavg: the arguments of Flower's FedAvg.
+
+    Example:
+        >>> strategy = LearnedWeights(model, (inputs, labels), fraction_train=0.5)  # doctest: +SKIP
     """
 
     def __init__(
@@ -42,21 +53,21 @@ class LearnedWeights(FedAvg):
         validation: Any,
         loss: str | RowLoss = "cross_entropy",
         *,
-        method: Literal["meritfed", "primal-dual"] = "meritfed",
+        method: Literal["meritfed", "projected-gradient", "primal-dual"] = "meritfed",
         mirror_step: float = 0.1,
         mirror_steps: int = 10,
         outer_step: float = 0.1,
         **fedavg: Any,
     ) -> None:
         super().__init__(**fedavg)
-        if method not in ("meritfed", "primal-dual"):
-            raise UsageError(f"method {method!r} is none of meritfed, primal-dual.")
-        self.method, self.mirror_step, self.mirror_steps, self.outer_step = (
-            method,
-            mirror_step,
-            mirror_steps,
-            outer_step,
-        )
+        if method == "primal-dual":
+            text = 'method "primal-dual" of LearnedWeights is now called "projected-gradient", which is what it does.'
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            method = "projected-gradient"
+        if method not in ("meritfed", "projected-gradient"):
+            raise UsageError(f"method {method!r} is unknown; choose meritfed or projected-gradient.")
+        self.method = method
+        self.mirror_step, self.mirror_steps, self.outer_step = mirror_step, mirror_steps, outer_step
         self.flat = FlatModel(model)
         self.task = Supervised.of(self.flat, loss)
         self.rows = pack([validation], who="validation set").to(dtype=self.flat.start.dtype, device="cpu").client(0)
@@ -108,17 +119,17 @@ class LearnedWeights(FedAvg):
             """∂L_0(x − Uᵀw)/∂w."""
             return -U @ self.task.full_gradient(x - at @ U, self.rows)
 
-        if self.method == "primal-dual":
+        if self.method == "projected-gradient":
             return project_simplex(w - self.outer_step * slope(w))
         return mirror_descent(w, slope, step=self.mirror_step, steps=self.mirror_steps)
 
     def _before(self, nodes: list[int], like: Tensor) -> Tensor:
-        """The weights of the last round among these nodes; who is new gets their mean."""
+        """The weights of the last round among these nodes; a new node gets their mean."""
         known = [self.weights[node] for node in nodes if self.weights.get(node, 0.0) > 0.0]
         if not known:
             return uniform(len(nodes), like=like)
-        usual = sum(known) / len(known)
-        w = like.new_tensor([self.weights.get(node, usual) for node in nodes])
+        mean = sum(known) / len(known)
+        w = like.new_tensor([self.weights.get(node, mean) for node in nodes])
         return w / w.sum()
 
     def _vector(self, state: dict[str, Tensor]) -> Tensor:

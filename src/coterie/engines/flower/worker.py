@@ -1,6 +1,6 @@
 """The process that stays at a node: it keeps shard, model and memory, and answers orders on a private socket.
 
-Started by the relay with its settings as JSON on standard input; ends with the process that it watches, when a relay
+The relay starts it, with its settings as JSON on standard input. It ends with the process that it watches, when a relay
 of another run asks, or after a while without orders.
 """
 
@@ -11,31 +11,35 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.consent import resolve
 from coterie.engines.frames import STALE, receive, send
 from coterie.experiment.watching import when_ended
+
+if TYPE_CHECKING:
+    from coterie.federation.remote import Node
 
 SLOW = 30.0  # seconds that a relay may take to send what it has
 
 
 def main() -> None:
     """Load, listen, answer."""
-    how = json.load(sys.stdin)
-    _end_with(how["watch"], Path(how["place"]))
-    node = _node(how)
-    path = Path(how["place"]) / "socket"
+    settings = json.load(sys.stdin)
+    folder = Path(settings["folder"])
+    _end_with(settings["watch"], folder)
+    node = _node(settings)
+    path = folder / "socket"
     with socket.socket(socket.AF_UNIX) as server:
         hidden = path.with_name(f"{os.getpid()}.socket")
         server.bind(str(hidden))
         server.listen()
-        os.rename(hidden, path)  # whoever sees it can connect
-        _serve(server, node, how["run"], how["idle"])
+        os.rename(hidden, path)  # only now, so that a relay that sees it can connect
+        _serve(server, node, settings["run"], settings["idle"])
     path.unlink(missing_ok=True)
 
 
-def _serve(server: socket.socket, node: Any, run: int, idle: float) -> None:
+def _serve(server: socket.socket, node: "Node", run: int, idle: float) -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
         while selector.select(idle):
@@ -49,38 +53,39 @@ def _serve(server: socket.socket, node: Any, run: int, idle: float) -> None:
                     return
 
 
-def _node(how: dict[str, Any]) -> Any:
+def _node(settings: dict[str, Any]) -> "Node":
     """What the project's loader gives, as a node."""
-    import torch
+    from coterie.engines.load import load_node
 
-    from coterie.federation.remote import Node, Store, node_policy
+    node_config = settings["node_config"]
 
-    torch.set_num_threads(int(os.environ.get("COTERIE_THREADS", "1")))
-    # the node's own app names its loader in its code (`client_app`), and thereby admits it
-    load = resolve(how["load"], "load_shard", [how["load"].partition(":")[0]])
-    found = load(how["node_config"], how["run_config"])
-    path = how["node_config"].get("policy") or how.get("policy")
-    if isinstance(found, Node):
-        found.policy = node_policy(path, found.policy)
-        return found
-    client = int(how["node_config"]["partition-id"])
-    options = {"modules": tuple(how["modules"]), "shares_memory": how["shares_memory"], "policy": node_policy(path)}
-    return found.node(client, store=Store(state_folder(how["state"], client)), **options)
+    def load() -> Any:
+        # the node's own app names its loader in its code (`client_app`), and thereby admits it
+        loader = resolve(settings["load"], "load_shard", [settings["load"].partition(":")[0]])
+        return loader(node_config, settings["run_config"])
+
+    return load_node(
+        load,
+        client=int(node_config["partition-id"]) if "partition-id" in node_config else None,
+        memory=memory_folder(settings["state"]),
+        modules=settings["modules"],
+        shares_memory=settings["shares_memory"],
+        policy=node_config.get("policy") or settings.get("policy"),
+    )
 
 
-def state_folder(folder: str | None, client: int) -> Path:
-    """Where a client's memory is kept."""
+def memory_folder(folder: str | None) -> Path:
+    """Where the memory of clients is kept: in a folder of the project's choice, or below the user's state directory."""
     from platformdirs import user_state_path
 
-    base = Path(folder) if folder else user_state_path("coterie") / "flower"
-    return base / f"client-{client}"
+    return Path(folder) if folder else user_state_path("coterie") / "flower"
 
 
-def _end_with(watched: int, place: Path) -> None:
+def _end_with(watched: int, folder: Path) -> None:
     """End when the process that is watched ends, whatever this one is doing."""
 
     def end() -> None:
-        (place / "socket").unlink(missing_ok=True)
+        (folder / "socket").unlink(missing_ok=True)
         os._exit(0)
 
     when_ended(watched, end)

@@ -6,18 +6,22 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from coterie.engines.follow import leave_answer, unwatched
-from coterie.engines.nvflare.compute import Compute, opened, read
+from coterie.engines.follow import no_observer, write_result
+from coterie.engines.nvflare.compute import Compute, opened
 from coterie.engines.nvflare.transport import FlareTransport, Stream
 
 
 def client_of(site: str, sites: list[str]) -> int:
-    """The number of a site's client: its place in the list of sites."""
+    """The number of a site's client: its position in the list of sites."""
     return sites.index(site)
 
 
 class Client:
-    """A site. `settings` (`compute.sealed`) are sites, and how its compute process finds its rows."""
+    """A site.
+
+    Args:
+        settings: the sites and how the compute process finds the rows, as `compute.sealed` writes them.
+    """
 
     def __init__(self, settings: str) -> None:
         self.settings = settings
@@ -27,9 +31,9 @@ class Client:
     def start(self) -> None:
         """Before the first call."""
         _be_quiet()
-        how = opened(self.settings)
+        settings = opened(self.settings)
         site = collab.site_name
-        self._compute = Compute({**how, "site": site, "client": client_of(site, how["sites"])})
+        self._compute = Compute({**settings, "site": site, "client": client_of(site, settings["sites"])})
 
     @collab.publish
     def handle(self, order: bytes) -> bytes:
@@ -45,37 +49,43 @@ class Client:
 
 
 class Server:
-    """The experiment. `settings` are sites, configuration, result folder; a folder that has a run is resumed."""
+    """The experiment; where the result folder has a run, it is resumed.
+
+    Args:
+        settings: sites, configuration and result folder, as `compute.sealed` writes them.
+    """
 
     def __init__(self, settings: str) -> None:
         self.settings = settings
 
     @collab.main
     def main(self) -> None:
-        """Run, or go on."""
+        """Run, or resume."""
         _be_quiet()
-        how = opened(self.settings)
-        leave_answer(Path(how["answer"]), lambda: self._run(how))
+        settings = opened(self.settings)
+        write_result(Path(settings["answer"]), lambda: self._run(settings))
 
-    def _run(self, how: dict[str, Any]) -> dict[str, Any]:
+    def _run(self, settings: dict[str, Any]) -> dict[str, Any]:
+        from coterie.engines.load import read_config
         from coterie.experiment import run as experiment
 
-        folder, sites = Path(how["folder"]), how["sites"]
-        there = {client.name for client in collab.clients}
+        folder, sites = Path(settings["folder"]), settings["sites"]
+        connected = {client.name for client in collab.clients}
 
         def call(site: str, order: bytes, timeout: float) -> Stream:
-            one = collab.get_clients([site])
-            stream: Stream = one(blocking=False, timeout=timeout, optional=True).handle(order)
+            client = collab.get_clients([site])
+            stream: Stream = client(blocking=False, timeout=timeout, optional=True).handle(order)
             return stream
 
         def network(*_: Any) -> FlareTransport:
             # FLARE knows a site by its certificate
-            clients = {site: client_of(site, sites) for site in sites if site in there}
-            return FlareTransport(call, clients, lambda: bool(collab.is_aborted), own_rows=how["own_rows"])
+            clients = {site: client_of(site, sites) for site in sites if site in connected}
+            return FlareTransport(call, clients, lambda: bool(collab.is_aborted), own_rows=settings["own_rows"])
 
-        if (folder / "config.toml").is_file() and not how["force"]:
-            return experiment.resume(folder, unwatched, network=network)
-        return experiment.run(read(how["config"]), folder, unwatched, force=how["force"], network=network)
+        if (folder / "config.toml").is_file() and not settings["force"]:
+            return experiment.resume(folder, no_observer, network=network)
+        config = read_config(settings["config"])
+        return experiment.run(config, folder, no_observer, force=settings["force"], network=network)
 
 
 def _be_quiet() -> None:

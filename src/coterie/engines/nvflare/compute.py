@@ -9,13 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coterie.consent import resolve, search_path
 from coterie.engines.frames import receive, send
+
+if TYPE_CHECKING:
+    from coterie.federation.remote import Node
 
 CUSTOM = "custom"  # FLARE's folder of a job's own files
 
@@ -27,8 +29,8 @@ class Lost(Exception):
 class Compute:
     """The parent's side: starts the child when it is needed, and asks it."""
 
-    def __init__(self, how: dict[str, Any]) -> None:
-        self.how = how
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
         self._child: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._lock = threading.Lock()
@@ -63,11 +65,11 @@ class Compute:
             command = [sys.executable, "-P", "-m", "coterie.engines.nvflare.compute", str(theirs.fileno())]
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         self._line = ours
-        send(ours, json.dumps(self.how).encode())
+        send(ours, json.dumps(self.settings).encode())
 
     def _ended(self) -> int | None:
         if self._line is not None:
-            self._line.close()  # the child ends when nobody is there any more
+            self._line.close()  # at which the child ends
         code = None
         if self._child is not None:
             try:
@@ -90,27 +92,29 @@ def main() -> None:
             return
 
 
-def _node(how: dict[str, Any]) -> Any:
+def _node(settings: dict[str, Any]) -> "Node":
     """The node of this site: of a configured problem, or of the rows that the project's own loader gives."""
-    import torch
+    from coterie.engines.load import client_folder, load_node, read_config
 
-    from coterie.federation.remote import Node, Store, node_policy
+    name, client = settings["load"], settings["client"]
+    memory = Path(settings["memory"]) if settings["memory"] else None
 
-    torch.set_num_threads(int(os.environ.get("COTERIE_THREADS", "1")))
-    folder = Path(how["memory"]) / f"client-{how['client']}" if how["memory"] else None
-    if not how["load"]:
+    def load() -> Any:
+        if name:
+            module = name.partition(":")[0]
+            return resolve(name, "load", [module] if _came_with_the_job(module) else None)(settings["site"])
         from coterie.experiment.build import node_of
 
-        node = node_of(read(how["config"]), (how["client"],), folder=folder)
-        node.policy = node_policy(how.get("policy"), node.policy)
-        return node
-    module = how["load"].partition(":")[0]
-    found = resolve(how["load"], "load", [module] if _came_with_the_job(module) else None)(how["site"])
-    if isinstance(found, Node):
-        found.policy = node_policy(how.get("policy"), found.policy)
-        return found
-    options = {"modules": tuple(how["modules"]), "shares_memory": how["shares_memory"]}
-    return found.node(how["client"], store=Store(folder), policy=node_policy(how.get("policy")), **options)
+        return node_of(read_config(settings["config"]), (client,), folder=client_folder(memory, client))
+
+    return load_node(
+        load,
+        client=client,
+        memory=memory,
+        modules=settings.get("modules", ()),
+        shares_memory=settings.get("shares_memory", False),
+        policy=settings.get("policy"),
+    )
 
 
 def _came_with_the_job(module: str) -> bool:
@@ -132,15 +136,6 @@ def opened(text: str) -> dict[str, Any]:
     """The settings again."""
     settings: dict[str, Any] = json.loads(text.translate({ord("‹"): "{", ord("›"): "}"}))
     return settings
-
-
-def read(text: str) -> Any:
-    """The configuration that a job carries."""
-    from coterie.experiment.config import resolve
-
-    tables = tomllib.loads(text)
-    tables.pop("version", None)
-    return resolve(tables)
 
 
 if __name__ == "__main__":

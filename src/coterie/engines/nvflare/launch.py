@@ -1,12 +1,11 @@
 """`coterie run --engine nvflare`: a deployment of FLARE on this machine (its POC mode), started and ended here.
 
-The job's server side writes the result folder; this process starts things, tells how far they are, and ends them.
+The job's server side writes the result folder; this process starts things, reports the rounds, and ends everything.
 """
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 from nvflare.collab import CollabRecipe
 from nvflare.recipe.poc_env import PocEnv
 
-from coterie.engines.follow import LOOK, answered, interruptible, speaker, tell
+from coterie.engines.follow import follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.engines.lifetime import Lifetime, free_ports, notice
 from coterie.engines.nvflare.app import Client, Server
 from coterie.engines.nvflare.compute import sealed
 from coterie.errors import RunError
-from coterie.experiment.build import fitting
+from coterie.experiment.build import build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
@@ -28,7 +27,6 @@ MEMORY = "clients"
 HOST = "localhost"  # FLARE binds a server of this name to 127.0.0.1, and one of any other name to all interfaces
 ADMIN = "admin@nvidia.com"  # whom FLARE's POC mode submits jobs as
 LOGIN = 60.0  # seconds for FLARE's server to come up
-OVER = ("FINISHED", "FAILED", "ABORTED")
 
 
 def launch(
@@ -37,28 +35,31 @@ def launch(
     """Run or resume a configuration on FLARE; the summary."""
     if not resume:
         check(folder, force=force)
-    problem, _ = fitting(config)
+    problem, _ = build_problem_and_method(config)
     sites = [f"site-{k + 1}" for k in range(problem.clients)]
-    say = speaker(options)
+    log = stderr_logger(options)
     if left := notice():
-        say(left)
+        log(left)
     with interruptible(), Lifetime("nvflare") as life:
-        answer = life.folder / "answer.json"
+        result = life.folder / "answer.json"
         job = recipe(
             "coterie",
             sites,
             config=config.as_toml(),
             folder=str(folder.resolve()),
             memory=str(folder.resolve() / MEMORY),
-            answer=str(answer),
+            answer=str(result),
             force=force,
         )
-        say(f"NVIDIA FLARE: starting a server and {len(sites)} sites on this machine")
+        log(f"NVIDIA FLARE: starting a server and {len(sites)} sites on this machine")
         with deployment(life, sites) as poc:
             number = poc.deploy(job.finalize())
             life.note()
-            say(f"job {number} was submitted; results go to {folder}")
-            return _followed(poc, number, folder, answer, say)
+            log(f"job {number} was submitted; results go to {folder}")
+            status = follow(folder, result, log, lambda: str(poc.get_job_status(number)))
+            if status is not None:
+                raise RunError(f"the job ended without a result ({status}). {how_to_resume(folder)}")
+            return read_result(result)
 
 
 def recipe(
@@ -142,19 +143,3 @@ def _project(sites: list[str], port: int, admin_port: int) -> dict[str, Any]:
             {"path": f"{builders}signature.SignatureBuilder"},
         ],
     }
-
-
-def _followed(poc: PocEnv, number: str, folder: Path, answer: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Tell how far a job is until it is over."""
-    told, looked = 0, time.monotonic()
-    again = f"Go on with: coterie resume {folder}"
-    while not answer.exists():
-        time.sleep(LOOK)
-        told = tell(folder / "metrics.jsonl", told, say)
-        if time.monotonic() - looked > 15.0:
-            looked = time.monotonic()
-            status = str(poc.get_job_status(number))
-            if any(word in status for word in OVER) and not answer.exists():
-                raise RunError(f"the job ended without a result ({status}). What was saved is intact. {again}")
-    tell(folder / "metrics.jsonl", told, say)
-    return answered(answer)

@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 
 from coterie.experiment.config import load
-from coterie.nvflare_engine.launch import launch, recipe
+from coterie.engines.nvflare.launch import launch, recipe
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"  # on the server's machine
@@ -56,7 +56,7 @@ DATA = '''\
 import torch
 from torch import nn
 
-from coterie.experiment.own import ClientData
+from coterie.engines.own import ClientData
 
 
 def rows(site: str) -> ClientData:

@@ -1,4 +1,4 @@
-"""The process of a group of clients: a node whose rows come with its birth, and whose memory can be given back."""
+"""The process of a group of clients: a node that starts with its rows, and to which client memory can be restored."""
 
 import os
 import warnings
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coterie.engines.ray.memory import LIMITS, Bytes, Carried, as_array
+from coterie.engines.ray.memory import LIMITS, BundleStore, Bytes, as_array
 from coterie.federation.local import LocalEngine, Mode
 from coterie.federation.remote import PERMISSIVE, Node
 from coterie.federation.remote.node import part_of
@@ -20,8 +20,8 @@ Array = NDArray[Any]
 LARGE = 100_000  # bytes above which Ray puts what it carries into its store anyway
 
 
-class Cargo(NamedTuple):
-    """What an actor is born with. Rows are arrays, which Ray shares between processes without a copy."""
+class GroupSpec(NamedTuple):
+    """What an actor starts with. Rows are arrays, which Ray shares between processes without a copy."""
 
     task: Any
     clients: tuple[int, ...]
@@ -34,8 +34,10 @@ class Cargo(NamedTuple):
     threads: int
 
 
-def cargo(problem: Problem, clients: Iterable[int], *, at_target: bool, mode: Mode, chunk: int, threads: int) -> Cargo:
-    """The rows of some clients, and nobody else's."""
+def group_spec(
+    problem: Problem, clients: Iterable[int], *, at_target: bool, mode: Mode, chunk: int, threads: int
+) -> GroupSpec:
+    """The rows of these clients alone, with the engine's mode and chunk."""
     who = tuple(clients)
     train, valid = part_of(problem.train, who), part_of(problem.valid, who)
     assert train is not None
@@ -45,24 +47,24 @@ def cargo(problem: Problem, clients: Iterable[int], *, at_target: bool, mode: Mo
         target = _arrays_of(problem.target.train), _arrays_of(problem.target.valid)
     padding = train.padding, None if valid is None else valid.padding
     packed = None if valid is None else _packed(valid)
-    return Cargo(problem.task, who, _packed(train), packed, padding, target, mode, chunk, threads)
+    return GroupSpec(problem.task, who, _packed(train), packed, padding, target, mode, chunk, threads)
 
 
 class Group:
     """The actor. Ray starts it again after a loss; the transport then gives back what its clients remember."""
 
-    def __init__(self, cargo: Cargo) -> None:
-        torch.set_num_threads(cargo.threads)
+    def __init__(self, spec: GroupSpec) -> None:
+        torch.set_num_threads(spec.threads)
         target = None
-        if cargo.target is not None:
-            target = Shard(cargo.task, *(_rows_of(part) for part in cargo.target))
-        train = _unpacked(cargo.train, cargo.padding[0])
-        valid = None if cargo.valid is None else _unpacked(cargo.valid, cargo.padding[1])
-        engine = LocalEngine(cargo.task, train, valid, target, cargo.mode, cargo.chunk)
-        self.store = Carried()
+        if spec.target is not None:
+            target = Shard(spec.task, *(_rows_of(part) for part in spec.target))
+        train = _unpacked(spec.train, spec.padding[0])
+        valid = None if spec.valid is None else _unpacked(spec.valid, spec.padding[1])
+        engine = LocalEngine(spec.task, train, valid, target, spec.mode, spec.chunk)
+        self.store = BundleStore()
         # one owner has the cluster and all rows: the actor does whatever it is asked
         options: dict[str, Any] = {"limits": LIMITS, "store": self.store, "shares_memory": True, "policy": PERMISSIVE}
-        self.node = Node(engine, cargo.clients, **options)
+        self.node = Node(engine, spec.clients, **options)
 
     def handle(self, head: bytes, tail: Bytes | None) -> tuple[bytes | Bytes, tuple[str, Bytes] | None, list[str]]:
         """The reply to an order, what clients remember anew, and which bundles of that are still in use."""

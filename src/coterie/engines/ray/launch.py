@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from coterie import machine
 from coterie.consent import check_address
-from coterie.engines.follow import speaker
+from coterie.engines.follow import stderr_logger
 from coterie.engines.lifetime import Lifetime, notice
-from coterie.engines.ray.group import cargo
+from coterie.engines.ray.group import group_spec
 from coterie.errors import UsageError
 from coterie.experiment import run as experiment
 from coterie.experiment.build import Network, federate
@@ -53,7 +53,7 @@ def launch(
     if not resume:
         check(folder, force=force)
     if left := notice():
-        speaker(options)(left)
+        stderr_logger(options)(left)
     if config.run.threads == "auto":  # the cores are the actors'
         config = config.with_run(threads=1)
     with cluster(config.engine), network(folder / MEMORY) as make:
@@ -145,11 +145,11 @@ def actors(config: Config, problem: Problem, memory: Path | None) -> "RayTranspo
     if config.federation.chunk == "auto":
         chosen["chunk"] = min(chosen["chunk"], -(-problem.clients // workers))
     at, threads = config.federation.target, 1 if config.run.threads == "auto" else config.run.threads
-    cargoes = [
-        cargo(problem, some, at_target=at in some, threads=threads, **chosen)
+    specs = [
+        group_spec(problem, some, at_target=at in some, threads=threads, **chosen)
         for some in groups(problem.clients, chosen["chunk"], workers)
     ]
-    return RayTransport(cargoes, memory=memory, patience=config.federation.patience, chosen=chosen)
+    return RayTransport(specs, memory=memory, patience=config.federation.patience, chosen=chosen)
 
 
 def groups(clients: int, chunk: int, workers: int) -> list[range]:

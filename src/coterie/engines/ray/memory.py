@@ -23,7 +23,7 @@ def as_array(data: bytes) -> Bytes:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-class Carried(Store):
+class BundleStore(Store):
     """Memory that is handed out as it is made, in one bundle an order, and taken back after a loss."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def _form(memory: Tree) -> Any:
     return str(structure), [(leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-class Kept:
+class MemoryBundles:
     """What clients remember, in bundles as they were made; with a folder, for a resumed run too."""
 
     def __init__(self, folder: Path | None) -> None:

@@ -10,8 +10,8 @@ from numpy import concatenate
 from ray.exceptions import RayActorError, RayError
 
 from coterie import machine
-from coterie.engines.ray.group import LARGE, Cargo, Group
-from coterie.engines.ray.memory import Kept
+from coterie.engines.ray.group import LARGE, Group, GroupSpec
+from coterie.engines.ray.memory import MemoryBundles
 from coterie.errors import RunError
 from coterie.federation.remote import Address, Message, Trouble
 
@@ -23,15 +23,15 @@ class RayTransport:
     """
 
     def __init__(
-        self, cargoes: list[Cargo], *, memory: Path | None, patience: float, chosen: dict[str, Any] | None = None
+        self, specs: list[GroupSpec], *, memory: Path | None, patience: float, chosen: dict[str, Any] | None = None
     ) -> None:
         self.chosen = chosen
-        self.kept = Kept(memory)
+        self.memory = MemoryBundles(memory)
         held = {"env_vars": machine.environment(machine.wanted())}  # a cluster that was there has its own
         actor = ray.remote(Group).options(num_cpus=1, max_restarts=-1, max_task_retries=0, runtime_env=held)
-        self._cargoes = [ray.put(cargo) for cargo in cargoes]  # held, for those who must be born again
-        self.actors: dict[Address, Any] = {i: actor.remote(cargo) for i, cargo in enumerate(self._cargoes)}
-        self.kept.of = {group: set(self.kept.bundles) for group in self.actors}
+        self._specs = [ray.put(spec) for spec in specs]  # held, for actors that are started again
+        self.actors: dict[Address, Any] = {i: actor.remote(spec) for i, spec in enumerate(self._specs)}
+        self.memory.of = {group: set(self.memory.bundles) for group in self.actors}
         self._mending: dict[Address, Any] = {group: self._refill(group) for group in self.actors}
         self._calls: dict[Any, Address] = {}
         self.processes: dict[Address, int] = {}
@@ -39,7 +39,7 @@ class RayTransport:
         if late:
             self.close()
             raise RunError(
-                f"{len(late)} of {len(cargoes)} Ray actors did not start within {patience:g} s; is the cluster "
+                f"{len(late)} of {len(specs)} Ray actors did not start within {patience:g} s; is the cluster "
                 "busy? Lower engine.workers, or raise federation.patience."
             )
         for group, ref in list(self._mending.items()):
@@ -106,13 +106,13 @@ class RayTransport:
         except RayError as error:
             return Trouble("client error", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
         if news is not None:
-            self.kept.add(group, *news)
-        self.kept.only(group, needed)
+            self.memory.add(group, *news)
+        self.memory.only(group, needed)
         return reply if isinstance(reply, bytes) else reply.tobytes()
 
     def _refill(self, group: Address) -> Any:
         """Give an actor back what its clients remember; Ray repeats this until the actor is there."""
-        bundles = {name: self.kept.bundles[name] for name in self.kept.of[group]}
+        bundles = {name: self.memory.bundles[name] for name in self.memory.of[group]}
         return self.actors[group].refill.options(max_task_retries=-1).remote(bundles)
 
     def _mended(self, group: Address, ref: Any) -> Trouble | None:

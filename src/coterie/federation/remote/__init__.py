@@ -3,11 +3,11 @@
 from coterie.federation.remote.codec import CodecError, Limits, Message, Names
 from coterie.federation.remote.engine import RemoteEngine
 from coterie.federation.remote.exchange import Policy, Transport
-from coterie.federation.remote.homes import Address
 from coterie.federation.remote.inprocess import InProcess
 from coterie.federation.remote.messages import Trouble
 from coterie.federation.remote.node import Node, Store, node_for
 from coterie.federation.remote.policy import PERMISSIVE, NodePolicy, node_policy
+from coterie.federation.remote.roster import Address
 
 __all__ = [
     "PERMISSIVE",

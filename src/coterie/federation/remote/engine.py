@@ -1,12 +1,12 @@
 """The network engine: clients live at nodes, which a transport reaches.
 
-What is common to all networks is here and in the modules beside it: who is where (`homes`), what a reply must look
-like (`expectations`), how nodes are asked (`exchange`). A transport only carries bytes (`Transport`), a node only
-answers them (`node.Node`).
+What all networks share is here and in the modules beside it: which node hosts which client (`roster`), the form of a
+reply (`expectations`), the exchange of orders and replies (`exchange`). A transport only carries bytes (`Transport`); a
+node only answers them (`node.Node`).
 
 Every order may be repeated: works are pure, and memory comes in versions that never change, named after the order that
-made them. So a retry, or a server that was resumed from its checkpoint, cannot make a client go on twice. Every card
-and reply is compared with what the server's own problem says it must be: no client decides that, nor do most of them.
+made them. So a retry, or a server that was resumed from its checkpoint, cannot make a client take a step twice. Every
+declaration and reply is compared with the server's own problem: neither one client nor a majority decides its form.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ from coterie.federation.local import LocalEngine
 from coterie.federation.remote.codec import Names, digest
 from coterie.federation.remote.exchange import Exchange, Policy, Question, Transport
 from coterie.federation.remote.expectations import Expectations, Form
-from coterie.federation.remote.homes import Homes
-from coterie.federation.remote.messages import FORGOTTEN, Done, Past, Step, Trouble, done_fault
+from coterie.federation.remote.messages import FORGOTTEN, Done, MemoryVersions, Step, Trouble, done_fault
+from coterie.federation.remote.roster import Roster
 from coterie.federation.shards import Shard, Stack
 from coterie.federation.tree import Tree, joined, mapped, row, rows, stack, tree_map
 from coterie.federation.work import Each, Handle, Memory, live_versions, name_of
@@ -32,8 +32,8 @@ from coterie.federation.work import Each, Handle, Memory, live_versions, name_of
 POLL = 0.2  # seconds between two looks at who is there
 
 
-class Part(NamedTuple):
-    """What one node contributes to a phase: its clients, their values, the versions of memory that were made."""
+class NodeResult(NamedTuple):
+    """The result of one node in a phase: its clients, their values, the versions of memory that were made."""
 
     clients: tuple[int, ...]
     values: Tree
@@ -48,7 +48,7 @@ class RemoteEngine:
         task: the problem's oracles
         train: the server's own stand-in for the clients' training rows: one part per client, of the same columns
         valid: the same for validation rows of clients, where they have some
-        own_sizes: whether the parts of `train` have the sizes of the clients' own rows, which cards must then declare
+        own_sizes: whether the parts of `train` have the sizes of the clients' own rows, which nodes must then declare
         target: the target's rows; where the target is a client, their form
         largest: bytes that no reply may exceed, whatever is expected of it
         book: must be that of the federation: what the wire carries is noted in it
@@ -72,26 +72,28 @@ class RemoteEngine:
         self.clients = len(self.train)
         self.expected = Expectations(self.task, self.train, self.valid, self.target)
         known = self.train.counts.tolist() if self.own_sizes else None
-        self.homes = Homes(self.clients, self.expected.columns, known, self.device)
-        self.exchange = Exchange(self.transport, self.run, self.homes, self.policy, self.names, self.book, self.largest)
+        self.roster = Roster(self.clients, self.expected.columns, known, self.device)
+        self.exchange = Exchange(
+            self.transport, self.run, self.roster, self.policy, self.names, self.book, self.largest
+        )
         self._recalled: dict[int, tuple[int, Tree]] = {}  # by client, the version of its memory that was last shown
 
     @property
     def sizes(self) -> Tensor:
         """Rows of training data by client, as declared by the nodes, [n]; 0 of those never seen."""
-        return self.homes.sizes
+        return self.roster.sizes
 
     @property
     def present(self) -> list[int]:
         """The clients that can be asked now."""
-        return self.homes.present
+        return self.roster.present
 
     def connect(self) -> None:
         """Wait until all clients have declared themselves; go on without the late ones if enough are there."""
         self._wait(lambda: len(self.present) == self.clients)
         here = len(self.present)
         if here < min(self.policy.quorum, self.clients):
-            refused = "".join(f" {note.reason}." for note in self.homes.notes[:3] if note.kind == "refused")
+            refused = "".join(f" {note.reason}." for note in self.roster.notes[:3] if note.kind == "refused")
             raise RunError(
                 f"{here} of {self.clients} clients declared themselves within {self.policy.patience:g} s; "
                 f"start the others, or raise federation.patience.{refused}"
@@ -103,9 +105,9 @@ class RemoteEngine:
         if not self.present:
             self._all_gone()
         asked = ids.tolist()
-        parts, missing = self._phase(call, form, asked)
-        failures = (*missing, *self.homes.drained())
-        clients = [k for part in parts for k in part.clients]
+        results, missing = self._phase(call, form, asked)
+        failures = (*missing, *self.roster.drained())
+        clients = [k for result in results for k in result.clients]
         if not clients or len(clients) < min(self.policy.quorum, len(asked)):
             yield Replies(ids[:0], None, None, failures)
             if clients:
@@ -115,8 +117,8 @@ class RemoteEngine:
                 self._all_gone()
             return
         by_id = torch.tensor(clients).argsort()
-        values = rows(joined([part.values for part in parts]), by_id)
-        versions = torch.tensor([v for part in parts for v in part.versions], dtype=torch.int64)
+        values = rows(joined([result.values for result in results]), by_id)
+        versions = torch.tensor([v for result in results for v in result.versions], dtype=torch.int64)
         memory = None if call.memory is None else versions[by_id].to(self.device)
         who = torch.tensor(clients)[by_id].to(self.device)
         yield Replies(who, mapped(lambda t: t.to(self.device), values), memory, failures)
@@ -126,14 +128,14 @@ class RemoteEngine:
         if self.target_at == "server":
             nobody = _NOBODY.to(dtype=torch.float32, device=self.device)
             return LocalEngine(self.task, nobody, None, self.target).execute_at_target(call)
-        who, home = (self.target_at,), self.homes.of.get(self.target_at)
+        who, host = (self.target_at,), self.roster.of.get(self.target_at)
         reason = "it is away"
-        if home is not None:
+        if host is not None:
             form = self.expected.of(call, at_target=True)
             shared = mapped(lambda t: t.detach().cpu(), call.shared)
             step = Step(name_of(call.work), dict(call.static), int(call.draw.key), shared, None, True)
             order = self.exchange.order("run", who, step, self._alive(who))
-            content = self.exchange.ask({home.node: Question(order, form.limits(1), _fault(form, 0))})[home.node]
+            content = self.exchange.ask({host.node: Question(order, form.limits(1), _fault(form, 0))})[host.node]
             if isinstance(content, Done):
                 return mapped(lambda t: t.to(self.device), content.values)
             reason = content.reason
@@ -148,7 +150,7 @@ class RemoteEngine:
     def recall(self, handle: Handle) -> Tree:
         """The rows that clients remember, for records: of those who are away, what was last seen of them."""
         here = self.present
-        unwilling = [k for k in here if not self.homes.of[k].card.shares_memory]
+        unwilling = [k for k in here if not self.roster.of[k].declaration.shares_memory]
         if unwilling:
             raise UsageError(
                 f"the record of this method needs what clients remember, and client {unwilling[0]} does not show it; "
@@ -157,7 +159,7 @@ class RemoteEngine:
         versions, form = handle.versions.tolist(), Form.of(row(handle.start, 0))
         wanted = [k for k in here if versions[k] and self._recalled.get(k, (0,))[0] != versions[k]]
         questions = {}
-        for node, ks in self.homes.by_node(wanted).items():
+        for node, ks in self.roster.by_node(wanted).items():
             order = self.exchange.order("recall", ks, alive=tuple((versions[k],) for k in ks))
             stacked = form.stacked(len(ks))
             questions[node] = Question(order, stacked.limits(len(ks)), stacked.fault)
@@ -177,12 +179,12 @@ class RemoteEngine:
 
     # one phase
 
-    def _phase(self, call: Call, form: Form, asked: list[int]) -> tuple[list[Part], list[Failure]]:
+    def _phase(self, call: Call, form: Form, asked: list[int]) -> tuple[list[NodeResult], list[Failure]]:
         """What these clients answer, by node, and who of them is missing."""
-        self.homes.forget(self.transport.nodes())
+        self.roster.forget(self.transport.nodes())
         here = set(self.present)
         failures = [Failure(k, "lost", "no node is there for it") for k in asked if k not in here]
-        by_node = self.homes.by_node([k for k in asked if k in here])
+        by_node = self.roster.by_node([k for k in asked if k in here])
         questions = {node: self._question(call, form, ks, set()) for node, ks in by_node.items()}
         contents = self.exchange.ask(questions)
         again = {}
@@ -193,7 +195,7 @@ class RemoteEngine:
                 again[node] = self._question(call, form, by_node[node], lost)
         questions |= again
         contents |= self.exchange.ask(again) if again else {}
-        parts = []
+        results = []
         for node, content in contents.items():
             if isinstance(content, Trouble):
                 failures += [Failure(k, content.kind, content.reason) for k in by_node[node]]
@@ -201,10 +203,10 @@ class RemoteEngine:
             step = questions[node].order.step
             assert step is not None
             made = () if step.memory is None else step.memory.after
-            part, spoilt = _remembered(Part(by_node[node], content.values, made), content.kept)
-            failures += [Failure(k, "rejected", "not finite") for k in spoilt]
-            parts += [part] if part.clients else []
-        return parts, failures
+            result, unsound = _without_unsound_memory(NodeResult(by_node[node], content.values, made), content.kept)
+            failures += [Failure(k, "rejected", "not finite") for k in unsound]
+            results += [result] if result.clients else []
+        return results, failures
 
     def _question(self, call: Call, form: Form, ks: tuple[int, ...], lost: set[int]) -> Question:
         """The order of a phase to the node of these clients; those who lost their memory begin anew."""
@@ -234,8 +236,8 @@ class RemoteEngine:
         versions = handle.versions.tolist()
         before = tuple(0 if k in lost else versions[k] for k in ks)
         start = None if all(before) else mapped(lambda t: t[which].cpu(), handle.start)
-        named = digest(step._replace(memory=Past(before, (), start)))
-        return step._replace(memory=Past(before, tuple(digest((named, k)) for k in ks), start))
+        named = digest(step._replace(memory=MemoryVersions(before, (), start)))
+        return step._replace(memory=MemoryVersions(before, tuple(digest((named, k)) for k in ks), start))
 
     def _handle(self, memory: Memory) -> Handle:
         inside = memory.payload
@@ -249,7 +251,7 @@ class RemoteEngine:
         """Until enough clients are there, or patience ends."""
         deadline = monotonic() + self.policy.patience
         while True:
-            self.homes.forget(self.transport.nodes())
+            self.roster.forget(self.transport.nodes())
             self.exchange.once({}, 0.0)
             if enough() or monotonic() >= deadline:
                 return
@@ -272,11 +274,11 @@ def _fault(form: Form, kept: int) -> Callable[[Any], str | None]:
     return lambda content: done_fault(content, kept) or form.fault(content.values)
 
 
-def _remembered(part: Part, kept: tuple[bool, ...]) -> tuple[Part, list[int]]:
-    """A part without the clients whose new memory is not finite, who keep what they had; and these."""
+def _without_unsound_memory(result: NodeResult, kept: tuple[bool, ...]) -> tuple[NodeResult, list[int]]:
+    """A result without the clients whose new memory is not finite, who keep what they had; and these clients."""
     if all(kept):
-        return part, []
-    spoilt = [k for k, fine in zip(part.clients, kept, strict=True) if not fine]
-    clients = tuple(k for k in part.clients if k not in spoilt)
-    versions = tuple(v for v, fine in zip(part.versions, kept, strict=True) if fine)
-    return Part(clients, rows(part.values, torch.tensor(kept)), versions), spoilt
+        return result, []
+    unsound = [k for k, sound in zip(result.clients, kept, strict=True) if not sound]
+    clients = tuple(k for k in result.clients if k not in unsound)
+    versions = tuple(v for v, sound in zip(result.versions, kept, strict=True) if sound)
+    return NodeResult(clients, rows(result.values, torch.tensor(kept)), versions), unsound

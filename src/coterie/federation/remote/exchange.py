@@ -12,11 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from coterie.federation.api import Book
 from coterie.federation.remote.codec import CodecError, Limits, Message, Names, decode, message
-from coterie.federation.remote.expectations import card_limits, larger
-from coterie.federation.remote.homes import Address, Homes
+from coterie.federation.remote.expectations import declaration_limits, larger
 from coterie.federation.remote.messages import (
     PROTOCOL,
-    Card,
+    Declaration,
     Order,
     Reply,
     Step,
@@ -24,6 +23,7 @@ from coterie.federation.remote.messages import (
     cleaned,
     reply_fault,
 )
+from coterie.federation.remote.roster import Address, Roster
 
 
 class Transport(Protocol):
@@ -64,11 +64,11 @@ class Question(NamedTuple):
 
 @dataclass
 class Exchange:
-    """Asks nodes. `homes` learns from cards who is where, and who fell silent."""
+    """Asks nodes. `roster` learns from declarations who is where, and who fell silent."""
 
     transport: Transport
     run: str
-    homes: Homes
+    roster: Roster
     policy: Policy
     names: Names
     book: Book
@@ -100,17 +100,17 @@ class Exchange:
             waiting = {n: questions[n] for n in lost if n in listed} if monotonic() < deadline else {}
         for node, content in contents.items():
             if isinstance(content, Trouble) and content.kind in ("lost", "timeout"):
-                self.homes.silent[node] = -math.inf
+                self.roster.silent[node] = -math.inf
         return contents
 
     def once(self, questions: Mapping[Address, Question], timeout: float) -> dict[Address, Any]:
         """One exchange; on the side, whoever is new or was silent is asked who it is, without waiting for it."""
         sent = {node: message(question.order) for node, question in questions.items()}
         listed = self.transport.nodes()
-        unknown = self.homes.unknown(listed, monotonic(), self.policy.timeout)
+        unknown = self.roster.unknown(listed, monotonic(), self.policy.timeout)
         asides = {node: message(self.order("whoami")) for node in unknown if node not in sent}
         for node, question in questions.items():
-            self._owed[node] = larger(self._owed.get(node, self._of_card), question.limits)
+            self._owed[node] = larger(self._owed.get(node, self._of_declaration), question.limits)
         answers = self.transport.exchange(sent | asides, tuple(sent), timeout)
         down = sum(map(len, sent.values())) + sum(map(len, asides.values()))
         up = sum(len(data) for _, data in answers if isinstance(data, bytes))
@@ -125,26 +125,26 @@ class Exchange:
         return {node: contents.get(node, late) for node in questions}
 
     @property
-    def _of_card(self) -> Limits:
-        return card_limits(self.homes.clients, len(self.homes.columns))
+    def _of_declaration(self) -> Limits:
+        return declaration_limits(self.roster.clients, len(self.roster.columns))
 
     def _judged(self, node: Address, data: bytes | Trouble, question: Question | None) -> Any:
         """What counts of an answer: sound content, trouble, or None where it is not about the question."""
         if isinstance(data, Trouble):
             return None if question is None else data
-        reply = self._read(data, self._owed.get(node, self._of_card))
+        reply = self._read(data, self._owed.get(node, self._of_declaration))
         if isinstance(reply, Trouble):
             if question is None:
                 self._refuse(node, reply.reason)
                 return None
             return reply
         content = reply.content
-        if isinstance(content, Card):
-            self.homes.declared(node, content, self.transport.nodes().get(node))
+        if isinstance(content, Declaration):
+            self.roster.declared(node, content, self.transport.nodes().get(node))
             return None
         unread = reply.number == 0 and isinstance(content, Trouble)  # it could not read the order
         if question is None:
-            if isinstance(content, Trouble) and node in self.homes.silent:
+            if isinstance(content, Trouble) and node in self.roster.silent:
                 self._refuse(node, f"it says: {content.reason}")
             return None
         if reply.number != question.order.number and not unread:
@@ -156,7 +156,7 @@ class Exchange:
         return content if reason is None else Trouble("rejected", cleaned(reason))
 
     def _refuse(self, node: Address, reason: str) -> None:
-        self.homes.refuse(node, reason, self.transport.nodes().get(node))
+        self.roster.refuse(node, reason, self.transport.nodes().get(node))
 
     def _read(self, data: bytes, limits: Limits) -> Reply | Trouble:
         if self.largest is not None:

@@ -68,8 +68,8 @@ class Form(NamedTuple):
         return Limits(bytes=self.bytes + slack, tensors=len(self.leaves), structure=slack, text=2 * REASON)
 
 
-def card_limits(clients: int, columns: int) -> Limits:
-    """What the card of a node may take."""
+def declaration_limits(clients: int, columns: int) -> Limits:
+    """What the declaration of a node may take."""
     slack = SLACK + 64 * clients + 256 * columns
     return Limits(bytes=slack, tensors=0, structure=slack, text=2 * REASON)
 
@@ -91,7 +91,7 @@ class Expectations:
 
     @property
     def columns(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Type and shape of a row by column, as cards declare them."""
+        """Type and shape of a row by column, as declarations declare them."""
         return tuple((WORDS[c.dtype], tuple(c.shape[1:])) for c in self.train.columns)
 
     def of(self, call: Call, *, at_target: bool = False) -> Form:

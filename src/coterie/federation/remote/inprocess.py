@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 
 from coterie.federation.remote.codec import Message
-from coterie.federation.remote.homes import Address
 from coterie.federation.remote.messages import Trouble
 from coterie.federation.remote.node import Node
+from coterie.federation.remote.roster import Address
 
 
 class InProcess:

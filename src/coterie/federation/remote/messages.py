@@ -15,7 +15,7 @@ REFUSED, FORGOTTEN, CLIENT_ERROR = "refused", "forgotten", "client error"
 TROUBLES = (REFUSED, FORGOTTEN, CLIENT_ERROR)  # all that a node may report
 
 
-class Past(NamedTuple):
+class MemoryVersions(NamedTuple):
     """Client memory of a step: its version by client before and after; the rows to start from where before is 0."""
 
     before: tuple[int, ...]
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     static: dict[str, Any]
     draw: int
     shared: Tree
-    memory: Past | None
+    memory: MemoryVersions | None
     at_target: bool
 
 
@@ -64,7 +64,7 @@ class Trouble(NamedTuple):
     clients: tuple[int, ...] = ()
 
 
-class Card(NamedTuple):
+class Declaration(NamedTuple):
     """A node's own declaration: its clients, their rows of training data, the columns of a row as (dtype, shape)."""
 
     clients: tuple[int, ...]
@@ -75,7 +75,7 @@ class Card(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The reply to the order of that number: a Done, a Card, memory rows, or a Trouble."""
+    """The reply to the order of that number: a Done, a Declaration, memory rows, or a Trouble."""
 
     number: int
     content: Any
@@ -111,7 +111,7 @@ def _step_fault(step: Any, clients: int) -> str | None:
     past = step.memory
     if past is None:
         return None
-    if type(past) is not Past or not _all_are(past.before, int) or not _all_are(past.after, int):
+    if type(past) is not MemoryVersions or not _all_are(past.before, int) or not _all_are(past.after, int):
         return "versions of memory are whole numbers"
     if not len(past.before) == len(past.after) == clients:
         return "versions of memory must be named for every client"
@@ -138,18 +138,18 @@ def trouble_fault(trouble: Any) -> str | None:
     return None
 
 
-def card_fault(card: Any) -> str | None:
-    """What is wrong with the fields of a card, or None."""
-    if type(card) is not Card:
-        return "it is no card"
-    if not _all_are(card.clients, int) or not _all_are(card.rows, int):
-        return "its card has clients or rows that are no whole numbers"
-    if not card.clients or len(card.clients) != len(card.rows) or len(set(card.clients)) != len(card.clients):
-        return "its card does not declare one number of rows for each of its clients"
-    if not _all_are((card.has_target, card.shares_memory), bool):
-        return "its card has a flag that is no truth value"
-    if type(card.columns) is not tuple or not all(_is_column(column) for column in card.columns):
-        return "its card has columns that are no pairs of a dtype and a shape"
+def declaration_fault(found: Any) -> str | None:
+    """What is wrong with the fields of a declaration, or None."""
+    if type(found) is not Declaration:
+        return "it is no declaration"
+    if not _all_are(found.clients, int) or not _all_are(found.rows, int):
+        return "it declares clients or rows that are no whole numbers"
+    if not found.clients or len(found.clients) != len(found.rows) or len(set(found.clients)) != len(found.clients):
+        return "it does not declare one number of rows for each of its clients"
+    if not _all_are((found.has_target, found.shares_memory), bool):
+        return "it declares a flag that is no truth value"
+    if type(found.columns) is not tuple or not all(_is_column(column) for column in found.columns):
+        return "it declares columns that are no pairs of a dtype and a shape"
     return None
 
 

@@ -24,10 +24,10 @@ from coterie.federation.remote.messages import (
     FORGOTTEN,
     REASON,
     REFUSED,
-    Card,
+    Declaration,
     Done,
+    MemoryVersions,
     Order,
-    Past,
     Reply,
     Step,
     Trouble,
@@ -167,7 +167,7 @@ class Node:
 
     def _content(self, order: Order) -> Any:
         if order.kind == "whoami":
-            return self.card()
+            return self.declaration()
         if len(order.alive) != len(order.clients) or not order.clients:
             raise Refused(REFUSED, "versions must be named for every client")
         if order.kind == "recall":
@@ -207,11 +207,11 @@ class Node:
         place = {k: i for i, k in enumerate(self.clients)}
         return self.engine.sizes.new_tensor([place[k] for k in order.clients])
 
-    def card(self) -> Card:
+    def declaration(self) -> Declaration:
         """Who this is."""
         columns = tuple((WORDS[c.dtype], tuple(c.shape[1:])) for c in self.engine.train.columns)
         rows = tuple(self.engine.train.counts.tolist())
-        return Card(self.clients, rows, columns, self.engine.target is not None, self.shares_memory)
+        return Declaration(self.clients, rows, columns, self.engine.target is not None, self.shares_memory)
 
     def _recalled(self, order: Order) -> Tree:
         if not self.shares_memory:
@@ -243,7 +243,7 @@ class Node:
                 self.store.put(order.run, client, version, tree_map(lambda t: t.cpu().clone(), new))
         return Done(values, fine)
 
-    def _past(self, order: Order, past: Past) -> Tree:
+    def _past(self, order: Order, past: MemoryVersions) -> Tree:
         """What the clients remember of the versions asked for, stacked."""
         found, lost = [], []
         for i, (client, version) in enumerate(zip(order.clients, past.before, strict=True)):

@@ -1,4 +1,4 @@
-"""Where clients live: which node is the home of which client, who fell silent, and why a node was not let in."""
+"""Which node hosts which client, which nodes fell silent, and why a node was not admitted."""
 
 import math
 from collections.abc import Collection, Hashable, Mapping
@@ -9,25 +9,26 @@ import torch
 from torch import Tensor
 
 from coterie.federation.api import Failure
-from coterie.federation.remote.messages import Card, card_fault, cleaned
+from coterie.federation.remote.messages import Declaration, cleaned, declaration_fault
 
 Address = Hashable
 NOBODY = -1  # the client of a note about a node that has not declared one
 
 
 @dataclass
-class Home:
-    """Where a client lives, and what its node declared."""
+class Host:
+    """The node of a client, and what it declared."""
 
     node: Address
-    card: Card
+    declaration: Declaration
 
 
 @dataclass
-class Homes:
-    """The homes of so many clients, whose rows must have these columns and, where they are known, these sizes.
+class Roster:
+    """Which node hosts which client; rows must have these columns and, where they are known, these sizes.
 
     Args:
+        clients: how many clients the problem has
         columns: type and shape of a row by column, as the server's own problem has them
         known: rows of training data by client where the server knows them, [n]
         device: where `sizes` lie
@@ -38,8 +39,9 @@ class Homes:
     known: list[int] | None = None
     device: torch.device | str = "cpu"
     sizes: Tensor = field(init=False)
-    of: dict[int, Home] = field(default_factory=dict)
-    silent: dict[Address, float] = field(default_factory=dict)  # must declare themselves before work; when asked
+    of: dict[int, Host] = field(default_factory=dict)
+    # nodes that must declare themselves before they get work, and when they were asked
+    silent: dict[Address, float] = field(default_factory=dict)
     notes: list[Failure] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -48,54 +50,54 @@ class Homes:
     @property
     def present(self) -> list[int]:
         """The clients that can be asked now."""
-        return sorted(k for k, home in self.of.items() if home.node not in self.silent)
+        return sorted(k for k, host in self.of.items() if host.node not in self.silent)
 
     def by_node(self, clients: Collection[int]) -> dict[Address, tuple[int, ...]]:
-        """The nodes of these clients, each with those that live there."""
+        """The nodes of these clients, each with those that it hosts."""
         found: dict[Address, list[int]] = {}
         for k in clients:
             found.setdefault(self.of[k].node, []).append(k)
         return {node: tuple(ks) for node, ks in found.items()}
 
     def forget(self, listed: Mapping[Address, Any]) -> None:
-        """Give up the homes at nodes that are listed no more."""
-        for k, home in list(self.of.items()):
-            if home.node not in listed:
+        """Drop the clients at nodes that are listed no more."""
+        for k, host in list(self.of.items()):
+            if host.node not in listed:
                 del self.of[k]
-                self.silent.pop(home.node, None)
+                self.silent.pop(host.node, None)
 
     def unknown(self, listed: Mapping[Address, Any], now: float, pause: float) -> list[Address]:
         """Nodes that have not declared themselves, or fell silent, and were not asked within the pause."""
-        at_home = {home.node for home in self.of.values()}
+        hosts = {host.node for host in self.of.values()}
         asking = [
             node
             for node in listed
-            if (node not in at_home or node in self.silent) and now - self.silent.get(node, -math.inf) > pause
+            if (node not in hosts or node in self.silent) and now - self.silent.get(node, -math.inf) > pause
         ]
         self.silent |= dict.fromkeys(asking, now)
         return asking
 
-    def declared(self, node: Address, card: Card, certain: int | None) -> None:
-        """Let a node in as the home of its clients, or note why not.
+    def declared(self, node: Address, declaration: Declaration, certain: int | None) -> None:
+        """Admit a node as the host of its clients, or note why not.
 
         Args:
             certain: the client that the node is, where the transport knows it by a key
         """
-        fault = card_fault(card)
-        reason = fault or self._misfit(node, card, certain)
+        fault = declaration_fault(declaration)
+        reason = fault or self._misfit(node, declaration, certain)
         if reason is not None:
-            self.refuse(node, reason, certain if fault else card.clients[0])
+            self.refuse(node, reason, certain if fault else declaration.clients[0])
             return
-        for k, count in zip(card.clients, card.rows, strict=True):
+        for k, count in zip(declaration.clients, declaration.rows, strict=True):
             if int(self.sizes[k]) and (k not in self.of or node in self.silent):
                 self.notes.append(Failure(k, "rejoined", "it is there again"))
-            self.of[k] = Home(node, card)
+            self.of[k] = Host(node, declaration)
             self.sizes[k] = count
         self.silent.pop(node, None)
 
     def refuse(self, node: Address, reason: str, claimed: int | None) -> None:
-        """Note that a node was not let in, by the client that lives there or that it claims to be."""
-        named = [k for k, home in self.of.items() if home.node == node]
+        """Note that a node was not admitted, by the client that it hosts or claims to be."""
+        named = [k for k, host in self.of.items() if host.node == node]
         client = named[0] if named else NOBODY if claimed is None else claimed
         self.notes.append(Failure(client, "refused", cleaned(f"a node was not let in: {reason}")))
 
@@ -104,26 +106,27 @@ class Homes:
         notes, self.notes = self.notes, []
         return notes
 
-    def _misfit(self, node: Address, card: Card, certain: int | None) -> str | None:
-        """Why a card of sound fields does not fit what the server knows, or None."""
-        if not all(0 <= k < self.clients for k in card.clients):
-            return f"it declares client {max(card.clients, key=abs)}, and there are 0 … {self.clients - 1}"
-        if certain is not None and card.clients != (certain,):
-            return f"its key belongs to client {certain}, and it declares {list(card.clients[:5])}"
-        if card.columns != self.columns:
-            return f"its rows have columns {_text(card.columns)}, those of the server's problem {_text(self.columns)}"
-        for k, count in zip(card.clients, card.rows, strict=True):
+    def _misfit(self, node: Address, declaration: Declaration, certain: int | None) -> str | None:
+        """Why a declaration of sound fields does not fit what the server knows, or None."""
+        if not all(0 <= k < self.clients for k in declaration.clients):
+            return f"it declares client {max(declaration.clients, key=abs)}, and there are 0 … {self.clients - 1}"
+        if certain is not None and declaration.clients != (certain,):
+            return f"its key belongs to client {certain}, and it declares {list(declaration.clients[:5])}"
+        if declaration.columns != self.columns:
+            columns = _text(declaration.columns)
+            return f"its rows have columns {columns}, those of the server's problem {_text(self.columns)}"
+        for k, count in zip(declaration.clients, declaration.rows, strict=True):
             if not 0 < count < 2**40:
                 return "it declares a number of rows that cannot be"
             if self.known is not None and count != self.known[k]:
                 return f"it declares {count} rows of client {k}, and the server's problem has {self.known[k]}"
-            home = self.of.get(k)
-            if home is not None and home.node != node and home.node not in self.silent:
+            host = self.of.get(k)
+            if host is not None and host.node != node and host.node not in self.silent:
                 return f"client {k} is there already"
         return None
 
 
 def _text(columns: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
-    """Columns in few words, whatever a card declares."""
+    """Columns in a few characters, whatever a node declares."""
     shown = ", ".join(f"{name}{list(shape[:4])}" for name, shape in columns[:4])
     return f"{shown} …" if len(columns) > 4 else shown
