@@ -28,6 +28,8 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
     rejected: Callable[[Any, Any], Any] = lambda before, after: before
     """The state to continue with if a round is rejected, from the states before and after it."""
+    whole_numbers: tuple[str, ...] = ()
+    """The names of its works that send whole numbers, such as indices; noise cannot hide them."""
 
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""

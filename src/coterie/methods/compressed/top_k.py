@@ -95,7 +95,7 @@ def top_k(
         error = u - moved if error_feedback else s.error
         return TopKState(s.x + moved, change, error, s.replicas.after(memory, ids))
 
-    return Method("top-k", init, round, lambda s: View(s.x))
+    return Method("top-k", init, round, lambda s: View(s.x), whole_numbers=("top-k/sparse-steps",))
 
 
 def checked_k(k: int | None, dimension: int) -> int:

@@ -114,4 +114,4 @@ def feddst(
             return FedDSTState(x * found[0], s.levels, found, s.rounds + 1)
         return FedDSTState(x, s.levels, s.masks, s.rounds + 1)
 
-    return Method("feddst", init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method("feddst", init, round, lambda s: View(s.x), needs=NEEDS, whole_numbers=("feddst/dynamic-steps",))

@@ -87,4 +87,4 @@ def zerofl(
 
         return s._replace(x=merged(s.x, asked(fed, by_level(s.levels), ask)))
 
-    return Method("zerofl", init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method("zerofl", init, round, lambda s: View(s.x), needs=NEEDS, whole_numbers=("zerofl/sparse-steps",))
