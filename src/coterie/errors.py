@@ -25,7 +25,7 @@ class RunError(CoterieError):
 
 
 class NoClients(RunError):
-    """Nobody answered in a phase; the round is skipped and counted. `state` is what it leaves even so, if anything."""
+    """No client replied in a phase; the round is skipped and counted. `state` is what it still leaves, if anything."""
 
     state: object = None
 

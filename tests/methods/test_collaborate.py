@@ -262,13 +262,13 @@ def test_bad_input_is_explained() -> None:
     shards = own_shards()
     with pytest.raises(UsageError, match=r"collaborate needs validation rows of every client .*validation=\[…\]"):
         coterie.fit(local(shards), coterie.methods.collaborate(), rounds=1)
-    with pytest.raises(UsageError, match="3 validation sets for 4 clients; give one a client"):
+    with pytest.raises(UsageError, match="3 validation sets for 4 clients; give one per client"):
         local(shards, validation=shards[:3])
     with pytest.raises(UsageError, match="validation set of client 2 is empty"):
         local(shards, validation=[*shards[:2], (torch.zeros(0, 2), torch.zeros(0).long()), shards[3]])
     with pytest.raises(UsageError, match="validation set of client 1 is a NoneType"):
         local(shards, validation=[shards[0], None, *shards[2:]])
-    with pytest.raises(UsageError, match="2 test sets for 4 clients; give one a client"):
+    with pytest.raises(UsageError, match="2 test sets for 4 clients; give one per client"):
         local(shards, validation=shards, tests=shards[:2])
     with pytest.raises(UsageError, match=r"the rows of validation have shape \(3,\), those of the clients \(2,\)"):
         local(shards, validation=[(torch.zeros(5, 3), torch.zeros(5).long())] * 4)

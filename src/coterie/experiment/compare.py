@@ -123,7 +123,7 @@ def _check_same(case: Case, place: Path) -> None:
 
 
 def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The table, a row a method, by the first measure that all finished runs have; the first is the reference."""
+    """The table, one row per method, by the first measure that all finished runs have; the first is the reference."""
     fine = [(case, summary) for case, summary in done if summary["outcome"] == "finished"]
     config = done[0][0].config
     about = {"problem": config.run.problem, "rounds": config.run.rounds, "budget": config.run.budget}

@@ -40,7 +40,7 @@ def run(
 
 
 def resume(folder: Path, watch: Watch, *, network: Network | None = None) -> dict[str, Any]:
-    """Go on where a run was interrupted; one that is finished is read, not run again."""
+    """Resume a run where it was interrupted; one that is finished is read, not run again."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}.")
     if not (folder / "config.toml").is_file():
@@ -92,7 +92,7 @@ def _one(
 
 @contextmanager
 def _at_work_in(folder: Path) -> Iterator[None]:
-    """Alone in a folder; an interruption between rounds says how to go on."""
+    """Alone in a folder; the error of an interruption names the command that resumes."""
     try:
         with sole_user(folder):
             yield

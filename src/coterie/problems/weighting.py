@@ -117,7 +117,7 @@ class Weighting(Problem):
         return frozenset(has)
 
     def measure(self, view: View) -> dict[str, float]:
-        """What the record says of a model, or of one a client, and of the weights."""
+        """What the record says of a model, or of one per client, and of the weights."""
         theta = view.model
         measures = {} if self.tests is None else personal_measures(self.task, theta, self.tests, "personal")
         if view.weights is not None and view.weights.dim() == 2 and self.groups is not None:
@@ -140,7 +140,7 @@ class Weighting(Problem):
         return self.task.measure(view.model, self.target.valid, "validation")
 
     def named(self, view: View) -> dict[str, Tensor]:
-        """The model's parameters by name, as they are saved; of a model a client, with the client before the name."""
+        """The model's parameters by name, as saved; with one model per client, the client comes before the name."""
         if view.model.dim() == 1:
             return self.task.model.state_dict(view.model)
         return self.task.model.state_dicts(view.model)
@@ -164,7 +164,7 @@ def weighting(
 ) -> Weighting:
     """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs.
 
-    Where every client is a target: valid has one shard a client, and tests one a group, or one a client without groups.
+    Where every client is a target: valid has one shard per client; tests one per group, or per client without groups.
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device}
     model = model.to(**place)
@@ -206,11 +206,11 @@ def weighting(
 def _check_everyone(clients: int, valid: Stack | None, tests: Stack | None, groups: list[int]) -> None:
     """Every client needs validation rows, a group, and test rows if there are some."""
     if valid is not None and len(valid) != clients:
-        raise UsageError(f"there are {len(valid)} validation sets for {clients} clients; give one a client.")
+        raise UsageError(f"there are {len(valid)} validation sets for {clients} clients; give one per client.")
     if len(groups) != clients:
-        raise UsageError(f"there are {len(groups)} group numbers for {clients} clients; give one a client.")
+        raise UsageError(f"there are {len(groups)} group numbers for {clients} clients; give one per client.")
     if tests is not None and len(tests) != max(groups) + 1:
-        of = "clients; give one a client" if max(groups) + 1 == clients else "groups; give one a group"
+        of = "clients; give one per client" if max(groups) + 1 == clients else "groups; give one per group"
         raise UsageError(f"there are {len(tests)} test sets for {max(groups) + 1} {of}.")
 
 
@@ -234,7 +234,7 @@ def _outputs(task: Supervised, rows: Rows) -> int:
 
 
 def _check_loss(task: Supervised, rows: Rows) -> None:
-    """A loss must give one number a row: a mean would count padding, and weigh unequal shards wrongly."""
+    """A loss must give one number per row: a mean would count padding, and weigh unequal shards wrongly."""
     index = torch.zeros(2, dtype=torch.int64, device=rows.offset.device)
     batch = rows.take(index)
     try:
@@ -248,6 +248,6 @@ def _check_loss(task: Supervised, rows: Rows) -> None:
     if not isinstance(losses, Tensor) or losses.shape != (2,):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise UsageError(
-            f"the loss gives {shape} for two rows, not one number a row; take its unreduced form, "
+            f"the loss gives {shape} for two rows, not one number per row; take its unreduced form, "
             'for example nn.CrossEntropyLoss(reduction="none").'
         )
