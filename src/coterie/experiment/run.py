@@ -61,9 +61,9 @@ def _with_baselines(
         return summary
     baselines: dict[str, Any] = {}
     for name in config.run.baselines or []:
-        place = folder / "baselines" / name
-        make_folder(place)
-        one = _one(config.for_baseline(name), place, watch(name, True), home=folder, network=network)
+        subfolder = folder / "baselines" / name
+        make_folder(subfolder)
+        one = _one(config.for_baseline(name), subfolder, watch(name, True), home=folder, network=network)
         if one["outcome"] == "stopped":
             return {**summary, "outcome": "stopped", "message": one["message"]}
         baselines[name] = {k: one[k] for k in ("outcome", "final", "communication", "seconds")}
