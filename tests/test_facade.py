@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from doctest import DocTestFinder, DocTestRunner
 from pathlib import Path
 from typing import Any
 
@@ -409,3 +410,17 @@ def test_compression_is_a_keyword_of_fit() -> None:
     method = coterie.methods.fedavg(step=0.01)
     plain, small = (fitted(problem, method, rounds=2, **more) for more in ({}, {"compress": "top-k", "ratio": 0.1}))
     assert small.ledger.total.bytes_up < plain.ledger.total.bytes_up / 4
+
+
+@pytest.mark.parametrize(
+    "documented",
+    [coterie.fit, coterie.Fit, coterie.Weighting.on, coterie.machine.checked_device],
+    ids=lambda f: f.__name__,
+)
+def test_examples_of_docstrings_run(documented: Any) -> None:
+    names = {"checked_device": coterie.machine.checked_device}
+    (found,) = DocTestFinder(recurse=False).find(documented, documented.__name__, globs=names)
+    assert found.examples
+    assert DocTestRunner().run(found).failed == 0
+    if documented is not coterie.Fit:
+        assert "Args:" in (documented.__doc__ or "")

@@ -33,7 +33,20 @@ _MODES: dict[int, str] = {}
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """A trained model, who helped, and what it cost."""
+    """A trained model, who helped, and what it cost; `coterie.fit` returns it.
+
+    Example:
+        >>> import torch, coterie
+        >>> shards = [(torch.randn(20, 4), torch.randn(20)) for _ in range(3)]
+        >>> problem = coterie.Weighting.on(shards, model=torch.nn.Linear(4, 1), loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.fedavg(), rounds=2)
+        >>> fit
+        <coterie.Fit by fedavg: finished, 2 rounds>
+        >>> [line["round"] for line in fit.history]
+        [0, 1, 2]
+        >>> fit.model
+        Linear(in_features=4, out_features=1, bias=True)
+    """
 
     _parts: Parts
     _result: Result
@@ -45,7 +58,7 @@ class Fit:
 
     @property
     def clusters(self) -> list[list[int]]:
-        """Who belongs together, where every client is a target."""
+        """Groups of clients that learn from each other, where every client is a target."""
         if "clusters" not in self.summary:
             raise UsageError(f"{self.summary['method']} learns no matrix of weights; use methods.collaborate.")
         return [list(cluster) for cluster in self.summary["clusters"]]
@@ -61,7 +74,7 @@ class Fit:
 
     @property
     def best(self) -> nn.Module:
-        """The model of the recorded round with the lowest validation loss; `summary["best"]` says which round."""
+        """The model of the recorded round with the lowest validation loss; `summary["best"]` has its number."""
         best = self._result.best
         if best is None or not isinstance(self._parts.problem, Weighting) or best.view.model.dim() == 2:
             raise UsageError("there is no best model: it needs validation rows (target=…) and one model for all.")
@@ -82,12 +95,12 @@ class Fit:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One entry a recorded round: losses, accuracies, weight statistics, communication."""
+        """One entry per recorded round: losses, accuracies, weight statistics, communication."""
         return self._result.history
 
     @property
     def ledger(self) -> Ledger:
-        """What was moved, by cause."""
+        """What was communicated: rounds, numbers and bytes each way, by cause."""
         return self._result.ledger
 
     @property
@@ -108,7 +121,12 @@ class Fit:
         console.print(comparison_table(self.summary))
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write a result folder: summary, metrics, weights, ledger and the model."""
+        """Write a result folder, as `coterie run` does: summary, metrics, weights, ledger and the model.
+
+        Args:
+            folder: where to write; it must be empty or new.
+            force: empty an existing folder first.
+        """
         folder = Path(folder)
         prepare(folder, force=force)
         with Records(folder, {}) as records:
@@ -122,11 +140,11 @@ class Fit:
         write_atomically(folder / "config.toml", self._parts.config.as_record().encode())
         write_json(folder / "ledger.json", self.ledger.as_dict())
         write_json(folder / "summary.json", self.summary)
-        about = {"format": "pt", "coterie_method": self._parts.method.name}
-        save_model(folder / "model.safetensors", self._parts.problem.named(self._result.view), about)
+        metadata = {"format": "pt", "coterie_method": self._parts.method.name}
+        save_model(folder / "model.safetensors", self._parts.problem.named(self._result.view), metadata)
         if (best := self._result.best) is not None:
-            about = {**about, "coterie_round": str(best.round)}
-            save_model(folder / "model-best.safetensors", self._parts.problem.named(best.view), about)
+            metadata = {**metadata, "coterie_round": str(best.round)}
+            save_model(folder / "model-best.safetensors", self._parts.problem.named(best.view), metadata)
         return folder
 
 

@@ -38,12 +38,12 @@ def try_(
     launcher("flower")
     from coterie.engines.flower.project import try_out
 
-    place = out or new_folder("flower", folder.resolve().name)
+    results = out or new_folder("flower", folder.resolve().name)
     say = (lambda _: None) if json else (lambda text: print(text, file=sys.stderr, flush=True))
-    summary = try_out(folder, clients, place, say)
+    summary = try_out(folder, clients, results, say)
     if json:
         print(jsonlib.dumps(summary, indent=2))
     else:
-        show_summary(console_for(json), summary, str(place))
+        show_summary(console_for(json), summary, str(results))
     if summary["outcome"] != "finished":
         raise typer.Exit(1)

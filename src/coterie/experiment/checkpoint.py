@@ -59,8 +59,8 @@ def save(folder: Path, state: Tree, progress: Progress, settings: Mapping[str, A
     make_folder(folder)
     tensors, plain = _encode(state)
     tensors |= {f"{LOOP}{name}": t.detach().contiguous().cpu().clone() for name, t in progress.tensors.items()}
-    told = {name: value for name, value in progress._asdict().items() if name != "tensors"}
-    content = {"version": VERSION, "settings": settings, "plain": plain, **told}
+    counts = {name: value for name, value in progress._asdict().items() if name != "tensors"}
+    content = {"version": VERSION, "settings": settings, "plain": plain, **counts}
     header = json.dumps(content, sort_keys=True)
     metadata = {"coterie": header, "sha256": _checksum(header, tensors)}
     write_atomically(folder / f"{progress.rounds:08d}.safetensors", tensor_bytes(tensors, metadata))

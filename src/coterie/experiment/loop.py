@@ -384,15 +384,15 @@ class _Run:
         if notes:
             summary["notes"] = notes
         if self.folder is not None:
-            about = {
+            metadata = {
                 "format": "pt",
                 "coterie_method": config.run.method,
                 "coterie_problem": config.run.problem,
             }
-            save_model(self.folder / "model.safetensors", self.parts.problem.named(view), about)
+            save_model(self.folder / "model.safetensors", self.parts.problem.named(view), metadata)
             if best is not None:
-                about = {**about, "coterie_round": str(best.round)}
-                save_model(self.folder / "model-best.safetensors", self.parts.problem.named(best.view), about)
+                metadata = {**metadata, "coterie_round": str(best.round)}
+                save_model(self.folder / "model-best.safetensors", self.parts.problem.named(best.view), metadata)
             for name, data in self.parts.problem.artifacts.items():
                 write_json(self.folder / name, data)
             write_json(self.folder / "ledger.json", ledger.as_dict())

@@ -140,7 +140,7 @@ class Weighting(Problem):
         return self.task.measure(view.model, self.target.valid, "validation")
 
     def named(self, view: View) -> dict[str, Tensor]:
-        """The model's parameters by name, as saved; with one model per client, the client stands before the name."""
+        """The model's parameters by name, as saved; with one model per client, the client comes before the name."""
         if view.model.dim() == 1:
             return self.task.model.state_dict(view.model)
         return self.task.model.state_dicts(view.model)
@@ -164,8 +164,7 @@ def weighting(
 ) -> Weighting:
     """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs.
 
-    Where every client is a target: valid has one shard per client; tests has one per group, or one per
-    client without groups.
+    Where every client is a target: valid has one shard per client; tests one per group, or per client without groups.
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device}
     model = model.to(**place)
