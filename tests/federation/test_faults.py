@@ -318,7 +318,7 @@ def test_every_method_bears_a_third_of_its_replies_going_wrong(case, tmp_path):
     config = under(case, HARD, clip=3.0, trust=2.0, chunk=1000)
     one = run_rounds(assemble(config), None)
     assert_sound(one, case)
-    if case.method not in ("local-train", "fednest-sgd"):
+    if case.method not in ("local-train", "fednest", "fednest-sgd"):  # nested ones report a series that faults let grow
         assert one.summary["outcome"] == "finished"
         assert sum(one.summary["events"].values()) > 3
     run_rounds(assemble(config.with_run(rounds=2)), tmp_path)

@@ -445,8 +445,8 @@ def test_what_is_left_out_of_the_series_stops_nothing() -> None:
 
 def test_a_small_lipschitz_constant_is_explained_on_the_weighting_problem() -> None:
     problem = quadratic(WIDE, clients=5, friends=3, dimension=4, rows=12, curvature=5.0)
-    assert "method.lipschitz" in complaint(fednest(outer_step=0.1, step=0.1, lipschitz=0.2, **FULL), problem)
-    rounds(fednest(outer_step=0.1, step=0.1, lipschitz=0.2, series="cg", **FULL), problem, 2)
+    assert "method.lipschitz" in complaint(fednest_weights(outer_step=0.1, step=0.1, lipschitz=0.2, **FULL), problem)
+    rounds(fednest_weights(outer_step=0.1, step=0.1, lipschitz=0.2, series="cg", **FULL), problem, 2)
 
 
 def test_an_inner_loss_that_is_not_convex_is_explained() -> None:

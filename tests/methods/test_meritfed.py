@@ -369,8 +369,8 @@ def test_bad_settings_are_explained(sets, message):
 
 @pytest.mark.parametrize("method", ["meritfed", "meritfed-zo", "tawt"])
 def test_without_a_target_the_run_is_refused_with_methods_that_fit(method, monkeypatch):
-    entry = registry.problem_entry("quadratic")
-    bare = entry._replace(make=lambda context: replace(a_quadratic(), target=None), name="bare")
+    bare = replace(registry.problem_entry("quadratic"), name="bare")
+    vars(bare)["make"] = lambda context: replace(a_quadratic(), target=None)
     monkeypatch.setattr(registry, "PROBLEMS", (*registry.PROBLEMS, bare))
     with pytest.raises(UsageError, match=f"{method} needs target; problem bare offers .*fedadp"):
         assemble(load(flags={"run.problem": "bare", "run.method": method}))
