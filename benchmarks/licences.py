@@ -14,7 +14,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 OWN = "coterie"
 GROUPS = {"running": "", "privacy": "privacy", "test": "test", "dev": "dev"}
-GROUPS |= {name: name for name in ("files", "text", "tensorboard", "mlflow", "wandb", "flower", "ray", "nvflare", "docs")}
+GROUPS |= {
+    name: name for name in ("files", "text", "tensorboard", "mlflow", "wandb", "flower", "ray", "nvflare", "docs")
+}
 TEXTS = (("MIT", "MIT License"), ("BSD-3-Clause", "BSD 3-Clause"), ("Apache-2.0", "Apache License"))
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
+from doctest import DocTestFinder, DocTestRunner
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,13 @@ def net() -> nn.Module:
         return nn.Linear(2, 2)
 
 
-def federation(shards: Any, net: Any, **more: Any) -> coterie.Federation:
-    settings = {"target": shard(9, rows=20), "loss": "cross_entropy", "mode": "vmap", **more}
-    return coterie.Federation.local(shards, model=net, **settings)
+def made(shards: Any, net: Any, **more: Any) -> coterie.Weighting:
+    settings = {"target": shard(9, rows=20), "loss": "cross_entropy", **more}
+    return coterie.Weighting.on(shards, model=net, **settings)
+
+
+def fitted(problem: Any, method: Any, rounds: int = 100, **more: Any) -> coterie.Fit:
+    return coterie.fit(problem, method, rounds, **{"mode": "vmap", **more})
 
 
 def bits(fit: coterie.Fit) -> bytes:
@@ -50,8 +55,8 @@ def bits(fit: coterie.Fit) -> bytes:
 
 def test_the_documented_example(shards: list[Shard], net: nn.Module, tmp_path: Path, capsys: Any) -> None:
     x_val, y_val = shard(9, rows=20)
-    fed = coterie.Federation.local(shards, target=(x_val, y_val), model=net, loss="cross_entropy")
-    fit = coterie.fit(fed, coterie.methods.meritfed(step=0.5, mirror_step=1.0), rounds=40)
+    problem = coterie.Weighting.on(shards, target=(x_val, y_val), model=net, loss="cross_entropy")
+    fit = coterie.fit(problem, coterie.methods.meritfed(step=0.5, mirror_step=1.0), rounds=40)
     assert fit.weights is not None
     assert fit.weights.shape == (4,)
     assert float(fit.weights[:2].sum()) > 0.9
@@ -71,7 +76,7 @@ def test_the_documented_example(shards: list[Shard], net: nn.Module, tmp_path: P
 
 def test_the_model_is_not_changed_and_the_trained_one_is_ordinary(shards: list[Shard], net: nn.Module) -> None:
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    fit = coterie.fit(federation(shards, net), coterie.methods.fedavg(step=0.5), rounds=3)
+    fit = fitted(made(shards, net), coterie.methods.fedavg(step=0.5), rounds=3)
     assert fit.weights is None
     assert type(fit.model) is nn.Linear
     for name, p in net.named_parameters():
@@ -106,18 +111,18 @@ FORMS: dict[str, Callable[[Shard], Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_own_data_in_any_form_gives_the_same_bits(shards: list[Shard], net: nn.Module, form: str) -> None:
     method = coterie.methods.meritfed(step=0.5, batch=8)
-    plain = coterie.fit(federation(shards, net), method, rounds=4)
+    plain = fitted(made(shards, net), method, rounds=4)
     given = [FORMS[form](one) for one in shards]
-    other = coterie.fit(federation(given, net, target=FORMS[form](shard(9, rows=20))), method, rounds=4)
+    other = fitted(made(given, net, target=FORMS[form](shard(9, rows=20))), method, rounds=4)
     assert bits(plain) == bits(other)
     assert torch.equal(plain.weights, other.weights)
-    lazy = coterie.fit(federation(iter(given), net), method, rounds=4)
+    lazy = fitted(made(iter(given), net), method, rounds=4)
     assert bits(plain) == bits(lazy)
 
 
 def test_same_seed_same_bits(shards: list[Shard], net: nn.Module) -> None:
-    fed, method = federation(shards, net, active=0.7), coterie.methods.meritfed(step=0.5, batch=8)
-    one, two, other = (coterie.fit(fed, method, rounds=5, seed=seed) for seed in (3, 3, 4))
+    problem, method = made(shards, net), coterie.methods.meritfed(step=0.5, batch=8)
+    one, two, other = (fitted(problem, method, rounds=5, seed=seed, active=0.7) for seed in (3, 3, 4))
     assert bits(one) == bits(two)
     assert torch.equal(one.weights, two.weights)
     assert [{**a, "seconds": 0} for a in one.history] == [{**b, "seconds": 0} for b in two.history]
@@ -125,16 +130,23 @@ def test_same_seed_same_bits(shards: list[Shard], net: nn.Module) -> None:
     assert bits(one) != bits(other)
 
 
-def test_all_fits_of_one_federation_run_in_one_mode(shards: list[Shard], net: nn.Module) -> None:
+def test_all_fits_of_one_problem_run_in_one_mode(
+    shards: list[Shard], net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mode measured anew for every fit would change last digits from fit to fit."""
-    fed = coterie.Federation.local(shards, target=shard(9), model=net, loss="cross_entropy")
-    assert fed.options.mode in ("vmap", "sequential")
-    assert fed.options.chunk == 4
+    problem = made(shards, net)
+    measured = iter(["sequential", "vmap"])
+    monkeypatch.setattr("coterie.experiment.build.faster_mode", lambda *_: next(measured))
+    chosen = [coterie.fit(problem, coterie.methods.fedavg(), rounds=1)._parts.config.federation for _ in range(2)]
+    assert [options.mode for options in chosen] == ["sequential"] * 2
+    assert [options.chunk for options in chosen] == [4] * 2
+    other = coterie.fit(made(shards, net), coterie.methods.fedavg(), rounds=1)
+    assert other._parts.config.federation.mode == "vmap"
 
 
 def test_float64_and_the_settings_of_the_federation(shards: list[Shard], net: nn.Module) -> None:
-    fed = federation(shards, net, dtype="float64", count=2, target_at=1)
-    fit = coterie.fit(fed, coterie.methods.meritfed(mirror_steps=3), rounds=2)
+    problem = made(shards, net, dtype="float64")
+    fit = fitted(problem, coterie.methods.meritfed(mirror_steps=3), rounds=2, count=2, target_at=1)
     assert fit.weights.dtype == torch.float64
     assert next(fit.model.parameters()).dtype == torch.float64
     causes = {cause.rpartition("/")[2]: entry for cause, entry in fit.ledger.by_cause.items()}
@@ -148,8 +160,8 @@ def test_a_loss_of_ones_own(shards: list[Shard], net: nn.Module) -> None:
         return nn.functional.cross_entropy(outputs, labels, reduction="none")
 
     method = coterie.methods.fedavg(step=0.5)
-    own = coterie.fit(federation(shards, net, loss=by_row), method, rounds=3)
-    named = coterie.fit(federation(shards, net), method, rounds=3)
+    own = fitted(made(shards, net, loss=by_row), method, rounds=3)
+    named = fitted(made(shards, net), method, rounds=3)
     for one, two in zip(own.model.parameters(), named.model.parameters(), strict=True):
         torch.testing.assert_close(one, two)
     assert "validation_loss" in own.history[-1]
@@ -157,9 +169,9 @@ def test_a_loss_of_ones_own(shards: list[Shard], net: nn.Module) -> None:
 
 def test_a_test_set_is_measured_and_l2_pulls_to_zero(shards: list[Shard], net: nn.Module) -> None:
     method = coterie.methods.fedavg(step=0.1)
-    fit = coterie.fit(federation(shards, net, test=shard(20)), method, rounds=2)
+    fit = fitted(made(shards, net, test=shard(20)), method, rounds=2)
     assert 0.0 <= fit.history[-1]["test_accuracy"] <= 1.0
-    pulled = coterie.fit(federation(shards, net, l2=5.0), method, rounds=20)
+    pulled = fitted(made(shards, net, l2=5.0), method, rounds=20)
     assert sum(float(p.detach().square().sum()) for p in pulled.model.parameters()) < 0.05
 
 
@@ -176,8 +188,7 @@ CONTRACT = (
 
 
 def test_save_writes_the_contracts_files(shards: list[Shard], net: nn.Module, tmp_path: Path) -> None:
-    fed = federation(shards, net, norm=1.0)
-    fit = coterie.fit(fed, coterie.methods.meritfed(step=0.5), rounds=4, record=2)
+    fit = fitted(made(shards, net), coterie.methods.meritfed(step=0.5), rounds=4, record=2, norm=1.0)
     folder = fit.save(tmp_path / "mine")
     assert sorted(path.name for path in folder.iterdir()) == sorted(CONTRACT)
     assert [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] == fit.history
@@ -195,7 +206,7 @@ def test_save_writes_the_contracts_files(shards: list[Shard], net: nn.Module, tm
 
 
 def test_events_are_kept_and_saved(shards: list[Shard], net: nn.Module, tmp_path: Path) -> None:
-    fit = coterie.fit(federation(shards, net, norm=1e-6), coterie.methods.meritfed(), rounds=2)
+    fit = fitted(made(shards, net), coterie.methods.meritfed(), rounds=2, norm=1e-6)
     events = [json.loads(line) for line in (fit.save(tmp_path / "e") / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == (["rejected"] * 4 + ["skipped"]) * 2
 
@@ -203,8 +214,8 @@ def test_events_are_kept_and_saved(shards: list[Shard], net: nn.Module, tmp_path
 def test_a_diverged_fit_is_a_value(shards: list[Shard], net: nn.Module) -> None:
     deep = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 1))
     data = [(x, x.sum(1, keepdim=True)) for x, _ in shards]
-    fed = federation(data, deep, target=data[0], loss="squared")
-    fit = coterie.fit(fed, coterie.methods.fedavg(step=1e4), rounds=50)
+    problem = made(data, deep, target=data[0], loss="squared")
+    fit = fitted(problem, coterie.methods.fedavg(step=1e4), rounds=50)
     assert fit.summary["outcome"] == "diverged"
     assert "Lower method.step (now 10000)" in fit.summary["message"]
     assert all(bool(torch.isfinite(p).all()) for p in fit.model.parameters())
@@ -212,12 +223,12 @@ def test_a_diverged_fit_is_a_value(shards: list[Shard], net: nn.Module) -> None:
 
 
 def test_they_are_small_to_look_at_and_cannot_be_changed(shards: list[Shard], net: nn.Module) -> None:
-    fed = federation(shards, net)
-    fit = coterie.fit(fed, coterie.methods.fedavg(), rounds=1)
-    assert len(repr(fed)) < 100
+    problem = made(shards, net)
+    fit = fitted(problem, coterie.methods.fedavg(), rounds=1)
+    assert len(repr(problem)) < 100
     assert len(repr(fit)) < 100
     with pytest.raises(FrozenInstanceError):
-        fed.dtype = "float64"  # type: ignore[misc]
+        problem.test = None  # type: ignore[misc]
 
 
 def nans() -> Shard:
@@ -230,7 +241,7 @@ def nans() -> Shard:
     ("more", "complaint"),
     [
         ({"shards": []}, "there is no client"),
-        ({"shards": 5}, "shards is a int; give one shard a client"),
+        ({"shards": 5}, "shards is a int; give one shard per client"),
         ({"shards": [shard(1), (torch.zeros(0, 2), torch.zeros(0).long())]}, "client 1 is empty; leave it out"),
         ({"shards": [shard(1), TensorDataset(torch.zeros(0, 2), torch.zeros(0))]}, "client 1 is empty; leave it out"),
         ({"shards": [shard(1), nans()]}, r"client 1 holds NaN or infinity \(first in row 7\); drop or impute"),
@@ -251,46 +262,58 @@ def nans() -> Shard:
         ({"loss": "crossentropy"}, "unknown loss 'crossentropy'; did you mean cross_entropy"),
         ({"loss": 3}, "loss is 3; give a name or a function"),
         ({"l2": -1.0}, "l2 is -1.0; it must be a number of at least 0"),
-        ({"dtype": "float16"}, "run.dtype = 'float16': .*'float32' or 'float64'"),
-        ({"dtype": torch.float64}, "run.dtype = torch.float64"),
+        ({"dtype": "float16"}, "dtype is 'float16'; it must be 'float32' or 'float64'"),
+        ({"dtype": torch.float64}, "dtype is torch.float64; it must be 'float32' or 'float64'"),
         ({"device": "gpu"}, "run.device 'gpu' is none of cpu"),
-        ({"activ": 0.5}, "unknown key in .federation. 'activ'; did you mean active"),
-        ({"active": 0.0}, "federation.active = 0.0: .*greater than 0"),
-        ({"target_at": 9}, "federation.target is client 9, but there are clients 0 … 3 only"),
-        ({"count": 9}, "federation.count = 9 exceeds the 4 clients"),
     ],
 )
-def test_a_bad_federation(shards: list[Shard], net: nn.Module, more: dict[str, Any], complaint: str) -> None:
+def test_a_bad_problem(shards: list[Shard], net: nn.Module, more: dict[str, Any], complaint: str) -> None:
     given = {"shards": shards, "net": more.pop("model", net), **more}
     with pytest.raises(coterie.UsageError, match=complaint) as error:
-        federation(**given)
+        made(**given)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda fed, method: coterie.fit(fed, "meritfed"), "'meritfed' is no method; make one"),
-        (lambda fed, method: coterie.fit(fed, coterie.methods.meritfed), "is no method; make one"),
-        (lambda fed, method: coterie.fit(fed.problem, method), "fit takes a federation first, not a Weighting"),
-        (lambda fed, method: coterie.fit(fed, method, rounds=0), "run.rounds = 0"),
-        (lambda fed, method: coterie.fit(fed, method, rounds=2.5), "run.rounds = 2.5"),
-        (lambda fed, method: coterie.fit(fed, method, seed=-1), "run.seed = -1"),
-        (lambda fed, method: coterie.fit(fed, method, threads=0), "run.threads = 0"),
-        (lambda fed, method: coterie.methods.meritfed(stp=0.1), "unknown key in .meritfed. 'stp'; did you mean step"),
-        (lambda fed, method: coterie.methods.meritfed(step=-1.0), "meritfed.step = -1.0: .*greater than 0"),
+        (lambda problem, method: coterie.fit(problem, "meritfed"), "'meritfed' is no method; make one"),
+        (lambda problem, method: coterie.fit(problem, coterie.methods.meritfed), "is no method; make one"),
+        (
+            lambda problem, method: coterie.fit([problem], method),
+            "fit takes a problem first, not a list; make one by coterie.Weighting",
+        ),
+        (lambda problem, method: coterie.fit(problem, method, rounds=0), "run.rounds = 0"),
+        (lambda problem, method: coterie.fit(problem, method, rounds=2.5), "run.rounds = 2.5"),
+        (lambda problem, method: coterie.fit(problem, method, seed=-1), "run.seed = -1"),
+        (lambda problem, method: coterie.fit(problem, method, threads=0), "run.threads = 0"),
+        (
+            lambda problem, method: coterie.fit(problem, method, activ=0.5),
+            "unknown key in .federation. 'activ'; did you mean active",
+        ),
+        (lambda problem, method: coterie.fit(problem, method, active=0.0), "federation.active = 0.0: .*greater than 0"),
+        (
+            lambda problem, method: coterie.fit(problem, method, target_at=9),
+            "federation.target is client 9, but there are clients 0 … 3 only",
+        ),
+        (lambda problem, method: coterie.fit(problem, method, count=9), "federation.count = 9 exceeds the 4 clients"),
+        (
+            lambda problem, method: coterie.methods.meritfed(stp=0.1),
+            "unknown key in .meritfed. 'stp'; did you mean step",
+        ),
+        (lambda *_: coterie.methods.meritfed(step=-1.0), "meritfed.step = -1.0: .*greater than 0"),
     ],
 )
 def test_a_bad_fit(shards: list[Shard], net: nn.Module, call: Callable[..., Any], complaint: str) -> None:
     with pytest.raises(coterie.UsageError, match=complaint):
-        call(federation(shards, net), coterie.methods.meritfed())
+        call(made(shards, net), coterie.methods.meritfed())
 
 
 def test_a_method_that_needs_a_target_says_which_do_not(shards: list[Shard], net: nn.Module) -> None:
-    fed = federation(shards, net, target=None)
+    problem = made(shards, net, target=None)
     with pytest.raises(coterie.UsageError, match=r"meritfed needs target; problem own data offers .*fedavg"):
-        coterie.fit(fed, coterie.methods.meritfed())
-    assert coterie.fit(fed, coterie.methods.fedavg(), rounds=1).weights is None
+        coterie.fit(problem, coterie.methods.meritfed())
+    assert coterie.fit(problem, coterie.methods.fedavg(), rounds=1).weights is None
 
 
 def test_the_root_is_small_and_complete() -> None:
@@ -314,13 +337,11 @@ def test_a_nested_problem_of_ones_own_is_fitted() -> None:
     shards = [(torch.randn(30, 4, generator=generator), torch.randn(30, generator=generator)) for _ in range(3)]
     problem = coterie.Nested(inner, outer).on(shards, shards, x=torch.zeros(4), y=torch.zeros(4))
     method = coterie.methods.fednest(outer_step=0.5, step=0.2, lipschitz=10.0, batch="all")
-    fit = coterie.fit(coterie.Federation.of(problem), method, rounds=10)
+    fit = coterie.fit(problem, method, rounds=10)
     assert fit.history[-1]["outer_loss"] < fit.history[1]["outer_loss"]
     assert sum(value.numel() for value in fit.variables.values()) == 8
     with pytest.raises(coterie.UsageError, match=r"fit\.variables"):
         _ = fit.model
-    with pytest.raises(coterie.UsageError, match="no nested problem"):
-        coterie.Federation.of("something")
 
 
 @pytest.mark.parametrize(
@@ -333,15 +354,73 @@ def test_a_nested_problem_of_ones_own_is_fitted() -> None:
 def test_a_loss_that_is_not_by_row_is_refused(loss: Any, complaint: str) -> None:
     shards = [(torch.randn(6, 4), torch.tensor([0, 1, 2] * 2)) for _ in range(2)]
     with pytest.raises(coterie.UsageError, match=complaint):
-        coterie.Federation.local(shards, model=nn.Linear(4, 3), loss=loss)
+        coterie.Weighting.on(shards, model=nn.Linear(4, 3), loss=loss)
 
 
 @pytest.mark.parametrize("shard", [None, {"x": torch.zeros(3, 4)}, 5])
 def test_a_shard_of_another_kind_is_refused(shard: Any) -> None:
     with pytest.raises(coterie.UsageError, match="client 0 is a"):
-        coterie.Federation.local([shard], model=nn.Linear(4, 3), loss="cross_entropy")
+        coterie.Weighting.on([shard], model=nn.Linear(4, 3), loss="cross_entropy")
 
 
 def test_true_is_not_a_step() -> None:
     with pytest.raises(coterie.UsageError, match="step"):
         coterie.methods.fedavg(step=True)
+
+
+def test_the_old_federation_still_works_and_says_what_to_write(shards: list[Shard], net: nn.Module) -> None:
+    method = coterie.methods.meritfed(step=0.5, batch=8)
+    with pytest.warns(DeprecationWarning, match=r"write coterie\.Weighting\.on\("):
+        fed = coterie.Federation.local(
+            shards, shard(9, rows=20), model=net, loss="cross_entropy", mode="vmap", active=0.7, target_at=0
+        )
+    with pytest.warns(DeprecationWarning, match=r"write coterie\.fit\(problem, method"):
+        old = coterie.fit(fed, method, rounds=4)
+    new = fitted(made(shards, net), method, rounds=4, active=0.7, target_at=0)
+    assert bits(old) == bits(new)
+    assert old.ledger.as_dict() == new.ledger.as_dict()
+    assert len(repr(fed)) < 100
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated; write:DeprecationWarning")
+def test_the_old_federation_is_checked_when_it_is_made(shards: list[Shard], net: nn.Module) -> None:
+    with pytest.raises(coterie.UsageError, match=r"federation\.count = 9 exceeds"):
+        coterie.Federation.local(shards, model=net, loss="cross_entropy", count=9)
+    with pytest.raises(coterie.UsageError, match="no nested problem"):
+        coterie.Federation.of("something")
+
+
+def test_the_old_federation_of_a_nested_problem_still_works() -> None:
+    def loss(x: Tensor, batch: Any) -> Tensor:
+        return (batch.inputs @ x - batch.labels).square().mean()
+
+    problem = coterie.SingleLevel(loss).on([(torch.ones(3, 2), torch.ones(3))] * 2, x=torch.zeros(2))
+    method = coterie.methods.fedavg(step=0.1)
+    with pytest.warns(DeprecationWarning, match=r"Federation\.of\(problem\) is deprecated; write coterie\.fit\("):
+        fed = coterie.Federation.of(problem, mode="vmap")
+    with pytest.warns(DeprecationWarning, match=r"write coterie\.fit\(problem, method"):
+        old = coterie.fit(fed, method, rounds=2)
+    new = fitted(problem, method, rounds=2)
+    assert [{**line, "seconds": 0} for line in old.history] == [{**line, "seconds": 0} for line in new.history]
+
+
+def test_compression_is_a_keyword_of_fit() -> None:
+    shards = [(torch.ones(4, 50), torch.ones(4)) for _ in range(3)]
+    problem = made(shards, nn.Linear(50, 1), target=None, loss="squared")
+    method = coterie.methods.fedavg(step=0.01)
+    plain, small = (fitted(problem, method, rounds=2, **more) for more in ({}, {"compress": "top-k", "ratio": 0.1}))
+    assert small.ledger.total.bytes_up < plain.ledger.total.bytes_up / 4
+
+
+@pytest.mark.parametrize(
+    "documented",
+    [coterie.fit, coterie.Fit, coterie.Weighting.on, coterie.machine.checked_device],
+    ids=lambda f: f.__name__,
+)
+def test_examples_of_docstrings_run(documented: Any) -> None:
+    names = {"checked_device": coterie.machine.checked_device}
+    (found,) = DocTestFinder(recurse=False).find(documented, documented.__name__, globs=names)
+    assert found.examples
+    assert DocTestRunner().run(found).failed == 0
+    if documented is not coterie.Fit:
+        assert "Args:" in (documented.__doc__ or "")

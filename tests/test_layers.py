@@ -36,6 +36,7 @@ ORDER = (
 )
 LEVEL = {name: level for level, name in enumerate(ORDER)}
 LEVEL |= {"facade": LEVEL["cli"], "__init__": LEVEL["cli"] + 1, "__main__": LEVEL["cli"] + 1}
+LEVEL |= {"__version__": -1}  # a constant of the package
 
 # the names of works are looked up in the registry of methods, when a message asks for one
 BY_NAME = {("federation/naming.py", "coterie.methods.registry.METHODS")}

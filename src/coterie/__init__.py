@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from coterie import methods
     from coterie.consent import allow_code
     from coterie.errors import CoterieError, RunError, UsageError
-    from coterie.facade import Federation, Fit, Stopped, fit
+    from coterie.facade import Federation as Federation  # deprecated, see there
+    from coterie.facade import Fit, Stopped, fit
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
+    from coterie.problems.weighting import Weighting
 
 machine.prepare()  # before torch is first used
 
@@ -18,7 +20,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Compositional",
     "CoterieError",
-    "Federation",
     "Fit",
     "Minimax",
     "Nested",
@@ -26,6 +27,7 @@ __all__ = [
     "SingleLevel",
     "Stopped",
     "UsageError",
+    "Weighting",
     "allow_code",
     "fit",
     "machine",
@@ -45,6 +47,7 @@ _HOME = {
     "Minimax": "coterie.problems.nested",
     "Nested": "coterie.problems.nested",
     "SingleLevel": "coterie.problems.nested",
+    "Weighting": "coterie.problems.weighting",
 }
 
 

@@ -1,104 +1,52 @@
-"""coterie from Python: a federation of one's own data and model, and `fit`."""
+"""coterie from Python: `fit` trains a problem with a method, and `Fit` is the result."""
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
+from warnings import warn
+from weakref import finalize
 
-import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from coterie import machine
 from coterie.errors import UsageError
-from coterie.experiment.build import Parts, check_needs, checked_device, federate, with_screened_copies
+from coterie.experiment.build import Parts, assemble_locally, check_needs, federate
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
 from coterie.experiment.loop import Observer, Result, run_rounds
 from coterie.experiment.records import Records, prepare, save_model
 from coterie.federation.ledger import Ledger
 from coterie.methods import Method
 from coterie.problems.base import Problem
-from coterie.problems.models import FlatModel
 from coterie.problems.nested import NestedProblem
-from coterie.problems.tasks.supervised import RowLoss
-from coterie.problems.weighting import Weighting, weighting
+from coterie.problems.weighting import Weighting
 from coterie.report.terminal import comparison_table, matrix_report, weights_table
 from coterie.storage import write_atomically, write_json
 
 OWN = "own data"
-
-
-@dataclass(frozen=True, repr=False)
-class Federation:
-    """Clients and what they minimise. Made by `Federation.local` from shards and a model, or by `Federation.of` from a
-    nested problem; used by `fit`."""
-
-    problem: Problem
-    options: FederationTable
-    dtype: str
-    device: str
-
-    @classmethod
-    def local(
-        cls,
-        shards: Iterable[Any],
-        target: Any = None,
-        *,
-        model: nn.Module,
-        loss: str | RowLoss,
-        test: Any = None,
-        validation: Iterable[Any] | None = None,
-        tests: Iterable[Any] | None = None,
-        l2: float = 0.0,
-        dtype: Literal["float32", "float64"] = "float32",
-        device: str = "cpu",
-        **federation: Any,
-    ) -> "Federation":
-        """All clients in this process. A shard is (inputs, labels) as tensors or arrays, or a torch Dataset.
-
-        target is the validation shard that defines the goal; test, if given, is only measured. Where every client is a
-        target (`methods.collaborate`), validation has one shard a client, and tests, if given, too. Other keywords are
-        the settings of [federation]: active, count, norm, target_at, mode, chunk, memory. mode "auto" is settled here
-        by a short measurement; say "vmap" or "sequential" for the same bits everywhere.
-        """
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
-        if not isinstance(shards, Iterable):
-            raise UsageError(f"shards is a {type(shards).__name__}; give one shard a client, in a list.")
-        if not isinstance(loss, str) and not callable(loss):
-            raise UsageError(f"loss is {loss!r}; give a name or a function (outputs, labels) → one number a row.")
-        if not isinstance(l2, int | float) or not 0.0 <= l2 < math.inf:
-            raise UsageError(f"l2 is {l2!r}; it must be a number of at least 0.")
-        if "target_at" in federation:
-            federation["target"] = federation.pop("target_at")
-        options = checked_table(FederationTable, "federation", federation)
-        checked_table(RunTable, "run", {"dtype": dtype, "device": device})
-        checked_device(device, dtype)
-        place: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": device}
-        place["valid"] = None if validation is None else list(validation)
-        place["tests"] = None if tests is None else list(tests)
-        problem = weighting(list(shards), target, FlatModel(model), loss, test=test, l2=l2, **place)
-        chosen = federate(problem, options)[1]  # once, so that all fits of one federation agree to the bit
-        return cls(problem, options.model_copy(update=chosen), dtype, device)
-
-    @classmethod
-    def of(cls, problem: NestedProblem, **federation: Any) -> "Federation":
-        """The clients of a nested problem, `coterie.Nested(inner, outer).on(…)` and its like, in this process."""
-        if not isinstance(problem, NestedProblem):
-            raise UsageError(f"a {type(problem).__name__} is no nested problem; make one by coterie.Nested(…).on(…).")
-        options = checked_table(FederationTable, "federation", federation)
-        chosen = federate(problem, options)[1]
-        dtype, device = str(problem.start.dtype).removeprefix("torch."), str(problem.start.device)
-        return cls(problem, options.model_copy(update=chosen), dtype, device)
-
-    def __repr__(self) -> str:
-        return f"<coterie.Federation of {self.problem.clients} clients, {self.options.mode}, {self.dtype}>"
+KEYS = {"target_at": "target"}
+_MODES: dict[int, str] = {}
+"""The measured mode of every living problem, by its id."""
 
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """A trained model, who helped, and what it cost."""
+    """A trained model, who helped, and what it cost; `coterie.fit` returns it.
+
+    Example:
+        >>> import torch, coterie
+        >>> shards = [(torch.randn(20, 4), torch.randn(20)) for _ in range(3)]
+        >>> problem = coterie.Weighting.on(shards, model=torch.nn.Linear(4, 1), loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.fedavg(), rounds=2)
+        >>> fit
+        <coterie.Fit by fedavg: finished, 2 rounds>
+        >>> [line["round"] for line in fit.history]
+        [0, 1, 2]
+        >>> fit.model
+        Linear(in_features=4, out_features=1, bias=True)
+    """
 
     _parts: Parts
     _result: Result
@@ -110,7 +58,7 @@ class Fit:
 
     @property
     def clusters(self) -> list[list[int]]:
-        """Who belongs together, where every client is a target."""
+        """Groups of clients that learn from each other, where every client is a target."""
         if "clusters" not in self.summary:
             raise UsageError(f"{self.summary['method']} learns no matrix of weights; use methods.collaborate.")
         return [list(cluster) for cluster in self.summary["clusters"]]
@@ -126,7 +74,7 @@ class Fit:
 
     @property
     def best(self) -> nn.Module:
-        """The model of the recorded round with the lowest validation loss; `summary["best"]` says which round."""
+        """The model of the recorded round with the lowest validation loss; `summary["best"]` has its number."""
         best = self._result.best
         if best is None or not isinstance(self._parts.problem, Weighting) or best.view.model.dim() == 2:
             raise UsageError("there is no best model: it needs validation rows (target=…) and one model for all.")
@@ -147,12 +95,12 @@ class Fit:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One entry a recorded round: losses, accuracies, weight statistics, communication."""
+        """One entry per recorded round: losses, accuracies, weight statistics, communication."""
         return self._result.history
 
     @property
     def ledger(self) -> Ledger:
-        """What was moved, by cause."""
+        """What was communicated: rounds, numbers and bytes each way, by cause."""
         return self._result.ledger
 
     @property
@@ -173,7 +121,12 @@ class Fit:
         console.print(comparison_table(self.summary))
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write a result folder: summary, metrics, weights, ledger and the model."""
+        """Write a result folder, as `coterie run` does: summary, metrics, weights, ledger and the model.
+
+        Args:
+            folder: where to write; it must be empty or new.
+            force: empty an existing folder first.
+        """
         folder = Path(folder)
         prepare(folder, force=force)
         with Records(folder, {}) as records:
@@ -187,11 +140,11 @@ class Fit:
         write_atomically(folder / "config.toml", self._parts.config.as_record().encode())
         write_json(folder / "ledger.json", self.ledger.as_dict())
         write_json(folder / "summary.json", self.summary)
-        about = {"format": "pt", "coterie_method": self._parts.method.name}
-        save_model(folder / "model.safetensors", self._parts.problem.named(self._result.view), about)
+        metadata = {"format": "pt", "coterie_method": self._parts.method.name}
+        save_model(folder / "model.safetensors", self._parts.problem.named(self._result.view), metadata)
         if (best := self._result.best) is not None:
-            about = {**about, "coterie_round": str(best.round)}
-            save_model(folder / "model-best.safetensors", self._parts.problem.named(best.view), about)
+            metadata = {**metadata, "coterie_round": str(best.round)}
+            save_model(folder / "model-best.safetensors", self._parts.problem.named(best.view), metadata)
         return folder
 
 
@@ -204,7 +157,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def fit(
-    fed: Federation,
+    problem: "Problem | Federation",
     method: Method,
     rounds: int = 100,
     *,
@@ -213,24 +166,44 @@ def fit(
     threads: int | Literal["auto"] = "auto",
     portable: bool = False,
     observer: Observer | None = None,
+    **federation: Any,
 ) -> Fit:
-    """Train. The same federation and seed give the same result, bit for bit.
+    """Train. The same problem, settings and seed give the same result, bit for bit.
 
-    Ctrl-C and SIGTERM are raised again as `Stopped`, a KeyboardInterrupt that holds what was trained until then.
+    All clients are in this process. Ctrl-C and SIGTERM are raised again as `Stopped`, a KeyboardInterrupt that holds
+    what was trained until then.
 
     Args:
-        fed: the clients and what they minimise.
+        problem: the clients and what they minimise: `coterie.Weighting.on(…)`, `coterie.Nested(…).on(…)` and its like.
         method: how to train, for example `coterie.methods.meritfed(step=0.1)`.
         rounds: how many rounds to train.
         seed: fixes every draw.
         record: how many rounds lie between two entries of the history.
         threads: how many threads compute.
         portable: whether Intel and AMD shall give the same bits; it needs COTERIE_PORTABLE=1 before torch is used.
-        observer: is told of every recorded round.
+        observer: is called with every recorded round.
+        federation: the settings of [federation]: active or count (participation), norm, clip and trust (screening),
+            compress, ratio and feedback (compression), guard, target_at (the client that holds the target's rows;
+            by default the server), mode, chunk and memory (how clients are computed). mode "auto" is chosen by a short
+            measurement, once per problem; set "vmap" or "sequential" for the same bits in every process.
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.randn(20, 4)
+        >>> same, opposite = (x, x.sum(1)), (x, -x.sum(1))
+        >>> problem = coterie.Weighting.on([same, opposite], target=same, model=torch.nn.Linear(4, 1), loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.meritfed(mirror_step=1.0), rounds=20)
+        >>> bool(fit.weights[0] > fit.weights[1])
+        True
     """
-    if not isinstance(fed, Federation):
+    if isinstance(problem, Federation):
+        _deprecated("coterie.fit(federation, …)", "coterie.fit(problem, method, …)")
+        federation = {**problem.options, **federation}
+        problem = problem.problem
+    if not isinstance(problem, Problem):
         raise UsageError(
-            f"fit takes a federation first, not a {type(fed).__name__}; make one by Federation.local(…) or .of(…)."
+            f"fit takes a problem first, not a {type(problem).__name__}; make one by coterie.Weighting.on(…) or "
+            "coterie.Nested(…).on(…)."
         )
     if not isinstance(method, Method):
         raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
@@ -242,14 +215,67 @@ def fit(
         "record": record,
         "threads": threads,
         "portable": portable,
+        "dtype": str(problem.start.dtype).removeprefix("torch."),
+        "device": str(problem.start.device),
+        "baselines": [],
     }
-    run = checked_table(RunTable, "run", {**values, "dtype": fed.dtype, "device": fed.device, "baselines": []})
+    run = checked_table(RunTable, "run", values)
     machine.require(run.portable)
-    check_needs(method, fed.problem, OWN)
-    config = Config(run, dict(method.settings), {}, fed.options)
-    method, options = with_screened_copies(method, config)
-    parts = Parts(config, fed.problem, method, federate(fed.problem, options)[0])
+    check_needs(method, problem, OWN)
+    config = Config(run, dict(method.settings), {}, _with_mode(problem, _options(federation)))
+    parts = assemble_locally(config, problem, method)
     done = Fit(parts, run_rounds(parts, None, observer))
     if done.summary["outcome"] == "stopped":
         raise Stopped(done)
     return done
+
+
+def _options(federation: Mapping[str, Any]) -> FederationTable:
+    """The keywords of `fit` as [federation]; its target, a place, is target_at here, where target means rows."""
+    return checked_table(FederationTable, "federation", {KEYS.get(key, key): v for key, v in federation.items()})
+
+
+def _with_mode(problem: Problem, options: FederationTable) -> FederationTable:
+    """The options with mode "auto" measured, once per problem, so that all its fits agree to the bit."""
+    if options.mode != "auto":
+        return options
+    if id(problem) not in _MODES:
+        _MODES[id(problem)] = federate(problem, options)[1]["mode"]
+        finalize(problem, _MODES.pop, id(problem))
+    return options.model_copy(update={"mode": _MODES[id(problem)]})
+
+
+@dataclass(frozen=True, repr=False)
+class Federation:
+    """Deprecated: give `fit` the problem, and these options as its keywords."""
+
+    problem: Problem
+    options: Mapping[str, Any]
+
+    @classmethod
+    def local(cls, shards: Iterable[Any], target: Any = None, **settings: Any) -> "Federation":
+        """Deprecated: write `coterie.Weighting.on(shards, target, …)`."""
+        _deprecated("coterie.Federation.local(…)", "coterie.Weighting.on(shards, target=…, model=…, loss=…)")
+        of_problem = set(signature(Weighting.on).parameters)
+        problem = Weighting.on(shards, target, **{k: v for k, v in settings.items() if k in of_problem})
+        return cls._checked(problem, {k: v for k, v in settings.items() if k not in of_problem})
+
+    @classmethod
+    def of(cls, problem: NestedProblem, **options: Any) -> "Federation":
+        """Deprecated: give the problem to `fit` itself."""
+        _deprecated("coterie.Federation.of(problem)", "coterie.fit(problem, method, …)")
+        if not isinstance(problem, NestedProblem):
+            raise UsageError(f"a {type(problem).__name__} is no nested problem; make one by coterie.Nested(…).on(…).")
+        return cls._checked(problem, options)
+
+    @classmethod
+    def _checked(cls, problem: Problem, options: Mapping[str, Any]) -> "Federation":
+        federate(problem, _with_mode(problem, _options(options)))
+        return cls(problem, options)
+
+    def __repr__(self) -> str:
+        return f"<coterie.Federation of {self.problem.clients} clients>"
+
+
+def _deprecated(old: str, new: str) -> None:
+    warn(f"{old} is deprecated; write {new}, with options of the federation as keywords of fit.", DeprecationWarning, 3)

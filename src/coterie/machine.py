@@ -99,6 +99,30 @@ def require(portable: bool) -> None:
         )
 
 
+def checked_device(name: str, dtype: str) -> str:
+    """The device by its name; one that does not exist here is refused with the remedy.
+
+    Args:
+        name: cpu, cuda, cuda:N or mps.
+        dtype: float32 or float64; mps has no float64.
+
+    Example:
+        >>> checked_device("cpu", "float64")
+        'cpu'
+    """
+    import torch
+
+    kind, _, index = name.partition(":")
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    if kind not in count or (index and not index.isdecimal()):
+        raise UsageError(f"run.device {name!r} is none of cpu, cuda, cuda:N, mps.")
+    if int(index or 0) >= count[kind]:
+        raise UsageError(f"run.device {name} is not available here; set run.device=cpu.")
+    if kind == "mps" and dtype == "float64":
+        raise UsageError("run.device mps has no float64; set run.dtype=float32 or run.device=cpu.")
+    return name
+
+
 def not_held() -> str:
     """Why this process is not a portable one; empty if it is."""
     import torch

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from inspect import cleandoc, signature
+from inspect import cleandoc, signature, unwrap
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -82,7 +82,6 @@ class Setting(NamedTuple):
     meaning: str
 
 
-@cache
 def describe(make: Callable[..., Any], glossary: str = "method") -> tuple[Setting, ...]:
     """The settings of a factory with their meanings: those of its docstring's Args, else those of the glossary.
 
@@ -90,6 +89,12 @@ def describe(make: Callable[..., Any], glossary: str = "method") -> tuple[Settin
         make: a factory with keyword-only settings.
         glossary: "method" or "problem".
     """
+    return _described(unwrap(make), glossary)
+
+
+@cache
+def _described(make: Callable[..., Any], glossary: str) -> tuple[Setting, ...]:
+    """The same for the function that a factory wraps; kept, because `documented` rewrites its docstring."""
     own = _args(make.__doc__ or "")
     shared = METHOD_SETTINGS if glossary == "method" else PROBLEM_SETTINGS
     hints = get_type_hints(make, include_extras=True)
@@ -100,12 +105,21 @@ def describe(make: Callable[..., Any], glossary: str = "method") -> tuple[Settin
     )
 
 
+def overview(make: Callable[..., Any]) -> str:
+    """What the docstring of a factory says before its settings."""
+    return re.split(r"\n\n(?:Args|Example):\n", cleandoc(unwrap(make).__doc__ or ""))[0]
+
+
 def documented(make: F, glossary: str = "method") -> F:
     """The same factory with a complete `Args:` section and a signature that reads well in `help()`."""
     settings = describe(make, glossary)
     text = cleandoc(make.__doc__ or "")
-    before, _, rest = text.partition("\n\nArgs:\n")
-    after = rest.partition("\n\n")[2]
+    before, found, rest = text.partition("\n\nArgs:\n")
+    if found:
+        after = rest.partition("\n\n")[2]
+    else:
+        before, found, rest = text.partition("\n\nExample:\n")
+        after = f"Example:\n{rest}" if found else ""
     lines = [f"    {s.name}: {s.meaning} ({s.values})." for s in settings]
     args = "\n\nArgs:\n" + "\n".join(lines) if lines else ""
     words = {s.name: s.values for s in settings}
@@ -165,5 +179,5 @@ def _values(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_values(part) for part in parts)
     if origin is list:
-        return f"list of {_values(parts[0])}s"
+        return f"list, each: {_values(parts[0])}"
     return KINDS.get(hint, getattr(hint, "__name__", str(hint)))

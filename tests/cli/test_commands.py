@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from typer.main import get_command
 
+from coterie import __version__
 from coterie.cli import app
 from coterie.methods.registry import METHODS
 from coterie.problems.catalogue.registry import PROBLEMS
@@ -50,12 +51,33 @@ def test_every_command_has_help_with_an_example(coterie: Command, names: tuple[s
     assert coterie(*names, "-h").out == done.out
 
 
-@pytest.mark.parametrize(
-    ("names", "text"), [(("run",), "A configuration file"), (("engines", "stop"), "Deployments by their ids")]
-)
-def test_help_shows_what_arguments_mean(coterie: Command, names: tuple[str, ...], text: str) -> None:
+def found(names: tuple[str, ...]) -> click.Command:
+    """A command by its names."""
+    command = get_command(app)
+    for name in names:
+        assert isinstance(command, click.Group)
+        command = command.commands[name]
+    return command
+
+
+@pytest.mark.parametrize("names", list(commands(get_command(app))), ids=" ".join)
+def test_help_shows_what_arguments_mean(coterie: Command, names: tuple[str, ...]) -> None:
     """typer before 0.26 loses it with click 8.5."""
-    assert text in coterie(*names, "--help").out
+    shown = "".join(coterie(*names, "--help").out.split()).replace("│", "")
+    for parameter in found(names).params:
+        meaning = getattr(parameter, "help", None)
+        assert meaning, f"{parameter.name} has no help"
+        assert "".join(meaning.split())[:12] in shown, parameter.name
+
+
+def test_the_version_is_one(coterie: Command) -> None:
+    done = coterie("--version")
+    assert (done.code, done.out) == (0, f"coterie {__version__}\n")
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "coterie.__version__"}
+    assert f"\nversion: {__version__}\n" in (root / "CITATION.cff").read_text()
 
 
 def test_help_lists_the_commands_and_does_not_wait_for_torch() -> None:
@@ -77,7 +99,7 @@ def test_python_m_coterie_is_the_command_line() -> None:
     arguments = [sys.executable, "-m", "coterie", "list", "nonsense"]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown list 'nonsense'; known: methods, papers, problems.")
+    assert done.stderr.startswith("error: unknown list 'nonsense'; known: methods, models, papers, problems.")
     assert "Traceback" not in done.stderr
 
 
@@ -95,6 +117,50 @@ def test_lists(coterie: Command) -> None:
         for entry in entries:
             assert entry.name in shown.out
     assert "McMahan" in coterie("list", "papers").out
+
+
+@pytest.mark.parametrize(("what", "name"), [("methods", "meritfed"), ("problems", "files")])
+def test_one_entry_is_explained(coterie: Command, what: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    entry = coterie("list", what, name, "--json").json
+    shown = coterie("list", what, name).out
+    assert entry["about"] in shown
+    lines = [line.split() for line in shown.splitlines()]
+    for setting in entry["settings"]:
+        assert setting["meaning"]
+        assert [setting["setting"], *setting["values"].split()] in [
+            line[: 1 + len(setting["values"].split())] for line in lines
+        ]
+        assert setting["meaning"] in shown
+
+
+def test_what_a_method_needs_and_where_it_was_published(coterie: Command) -> None:
+    shown = coterie("list", "methods", "bilevel").out
+    assert "paper: Adaptively weighted nodes (2023)" in shown
+    assert "learns weights: true" in shown
+    assert "needs: gradient and hvp and target" in shown
+    assert "round" in shown
+    cut = {row["setting"]: row for row in coterie("list", "methods", "meritfed", "--json").json["settings"]}["cut"]
+    assert cut == {
+        "setting": "cut",
+        "values": "whole number ≥ 1 or not set",
+        "default": None,
+        "meaning": "after this many rounds the mirror step is divided by 10; never if not set",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("methods", "meritfd"), "unknown method 'meritfd'; did you mean meritfed"),
+        (("problems", "fils"), "unknown problem 'fils'; did you mean files"),
+        (("papers", "x"), "write: coterie list papers"),
+    ],
+)
+def test_an_unknown_entry_is_refused(coterie: Command, arguments: tuple[str, ...], complaint: str) -> None:
+    done = coterie("list", *arguments)
+    assert done.code == 2
+    assert complaint in done.err
 
 
 def test_json_is_all_that_is_printed(coterie: Command, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment import checkpoint
 from coterie.experiment.checkpoint import Progress
 from coterie.federation import Memory
-from coterie.federation.work import held
-from coterie.methods.shared.compressing import CompressedState
+from coterie.federation.stages.compression import CompressionState
+from coterie.federation.stages.privacy import PrivacyState
+from coterie.methods.shared.staged import StagedState
 from coterie.storage import sole_user, sweep, tensor_bytes, write_atomically
 
 SETTINGS = {"run.rounds": 9, "run.seed": 0, "method.step": 0.1, "method.weights": (1, 2), "federation.norm": None}
@@ -47,14 +48,14 @@ def made(seed: int) -> State:
 
 
 def leaves(state: State) -> Iterator[Any]:
-    anchor = held(state.memory)
+    anchor = state.memory.payload
     yield from (state.x, state.w, anchor.y, *anchor.gradients, *state.odd.values())
     yield from (state.step, state.decay, state.note)
 
 
 def assert_same(one: State, two: State) -> None:
     assert type(one) is type(two)
-    assert type(held(one.memory)) is type(held(two.memory))
+    assert type(one.memory.payload) is type(two.memory.payload)
     for a, b in zip(leaves(one), leaves(two), strict=True):
         if isinstance(a, Tensor):
             assert a.dtype == b.dtype
@@ -88,7 +89,7 @@ def test_memory_that_is_one_row_for_all_is_saved_for_each(tmp_path: Path) -> Non
     start = Memory.start(torch.arange(3.0), 4)
     checkpoint.save(tmp_path, (start,), progress(1), {})
     (found,), *_ = checkpoint.load(tmp_path, (start,), {})
-    assert torch.equal(held(found), torch.arange(3.0).expand(4, 3))
+    assert torch.equal(found.payload, torch.arange(3.0).expand(4, 3))
 
 
 def test_the_two_newest_are_kept(two: Path) -> None:
@@ -210,7 +211,7 @@ def test_a_state_of_another_shape_is_refused(two: Path) -> None:
     for wrong in (
         other._replace(x=torch.zeros(6)),
         other._replace(x=other.x.double()),
-        other._replace(memory=Memory(Anchor(torch.zeros(4, 5), held(other.memory).gradients))),
+        other._replace(memory=Memory(Anchor(torch.zeros(4, 5), other.memory.payload.gradients))),
         other._replace(odd={**other.odd, "more": torch.zeros(1)}),
     ):
         with pytest.raises(UsageError, match="does not fit the configuration"):
@@ -258,13 +259,64 @@ def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_works_have_their_names_of_today_in_checkpoints_of_former_versions(tmp_path: Path) -> None:
-    rows = Memory(torch.arange(6.0).reshape(3, 2))
-    old = CompressedState(torch.ones(2), {"coterie.methods.nested_works:inner_sgd_walk/0": rows, "own:work/1": rows})
-    checkpoint.save(tmp_path, old, progress(1), {})
-    blank = Memory(torch.zeros(3, 2))
-    template = CompressedState(torch.zeros(2), {"fednest/inner-sgd-steps/0": blank, "own:work/1": blank})
-    loaded = checkpoint.load(tmp_path, template, {})
-    assert loaded is not None
-    assert all(torch.equal(held(memory), held(rows)) for memory in loaded[0].errors.values())
-    assert loaded[0].errors.keys() == template.errors.keys()
+class CompressedState(NamedTuple):
+    """As former versions wrote it."""
+
+    inner: Any
+    errors: dict[str, Memory]
+
+
+class PrivateState(NamedTuple):
+    """As former versions wrote it."""
+
+    inner: Any
+    uploads: torch.Tensor
+    at_once: int
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("private", [False, True])
+def test_checkpoints_of_former_versions_are_understood(tmp_path: Path, private: bool, compressed: bool) -> None:
+    """States of stages have other places today, and works other names."""
+    rows, uploads = Memory(torch.arange(6.0).reshape(3, 2)), torch.tensor([3, 4, 5])
+    old: Any = Inner(torch.ones(2), 7)
+    stages: dict[str, Any] = {}
+    if private:
+        old, stages["privacy"] = PrivateState(old, uploads, 2), PrivacyState(torch.zeros_like(uploads))
+    if compressed:
+        old = CompressedState(old, {"coterie.methods.nested_works:inner_sgd_walk/0": rows, "own:work/1": rows})
+        stages["compression"] = CompressionState(3, {})
+    checkpoint.save(tmp_path / "old", old, progress(1), {})
+    template: Any = Inner(torch.zeros(2), 0)
+    template = StagedState(template, stages) if stages else template
+    for folder in ("old", "new"):
+        loaded = checkpoint.load(tmp_path / folder, template, {})
+        assert loaded is not None
+        state = loaded[0]
+        inner = state.inner if stages else state
+        assert torch.equal(inner.x, torch.ones(2))
+        assert inner.uploads == 7
+        if private:
+            assert torch.equal(state.stages["privacy"].uploads, uploads)
+            assert state.stages["privacy"].at_once == 2
+        if compressed:
+            clients, errors = state.stages["compression"]
+            assert clients == 3
+            assert errors.keys() == {"fednest/inner-sgd-steps/0", "own:work/1"}
+            assert all(torch.equal(memory.payload, rows.payload) for memory in errors.values())
+        checkpoint.save(tmp_path / "new", state, progress(1), {})
+
+
+class Inner(NamedTuple):
+    """A method's state whose field has the name of another one of stages."""
+
+    x: torch.Tensor
+    uploads: int
+
+
+def test_errors_of_another_number_of_clients_are_refused(tmp_path: Path) -> None:
+    template = StagedState(torch.zeros(2), {"compression": CompressionState(3, {})})
+    wrong = StagedState(torch.zeros(2), {"compression": CompressionState(3, {"own:work/1": Memory(torch.zeros(4, 2))})})
+    checkpoint.save(tmp_path, wrong, progress(1), {})
+    with pytest.raises(UsageError, match="its error of own:work/1 does not fit the configuration"):
+        checkpoint.load(tmp_path, template, {})

@@ -193,10 +193,8 @@ def test_the_best_model_survives_an_interruption_after_it(tmp_path: Path) -> Non
 def test_fit_offers_the_best_model_and_raises_an_interruption_again(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     shards = [(torch.randn(30, 2, generator=draw), torch.randint(0, 2, (30,), generator=draw)) for _ in range(3)]
-    fed = coterie.Federation.local(
-        shards, target=shards[0], model=torch.nn.Linear(2, 2), loss="cross_entropy", mode="vmap"
-    )
-    fit = coterie.fit(fed, coterie.methods.meritfed(step=0.5), rounds=5)
+    problem = coterie.Weighting.on(shards, target=shards[0], model=torch.nn.Linear(2, 2), loss="cross_entropy")
+    fit = coterie.fit(problem, coterie.methods.meritfed(step=0.5), rounds=5, mode="vmap")
     best = min(fit.history, key=lambda line: line["validation_loss"])
     assert fit.summary["best"]["round"] == best["round"]
     loss = torch.nn.functional.cross_entropy(fit.best(shards[0][0]), shards[0][1])
@@ -215,7 +213,7 @@ def test_fit_offers_the_best_model_and_raises_an_interruption_again(tmp_path: Pa
         def ended(self, summary: dict[str, Any]) -> None: ...
 
     with pytest.raises(KeyboardInterrupt, match="stopped after 2 rounds") as stop:
-        coterie.fit(fed, coterie.methods.meritfed(step=0.5), rounds=5, observer=Interrupting())
+        coterie.fit(problem, coterie.methods.meritfed(step=0.5), rounds=5, mode="vmap", observer=Interrupting())
     assert isinstance(stop.value, coterie.Stopped)
     assert stop.value.fit.summary["rounds"] == 2
 

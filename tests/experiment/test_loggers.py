@@ -61,8 +61,8 @@ def test_from_python(tmp_path: Path) -> None:
 
     kept = Kept()
     shards = [(torch.randn(8, 2), torch.randint(0, 2, (8,))) for _ in range(3)]
-    fed = coterie.Federation.local(shards, shards[0], model=torch.nn.Linear(2, 2), loss="cross_entropy")
-    coterie.fit(fed, coterie.methods.meritfed(), rounds=2, observer=Logging(kept))
+    problem = coterie.Weighting.on(shards, shards[0], model=torch.nn.Linear(2, 2), loss="cross_entropy")
+    coterie.fit(problem, coterie.methods.meritfed(), rounds=2, observer=Logging(kept))
     assert len(kept.heard) == 5
 
 

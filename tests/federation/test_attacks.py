@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients
-from coterie.federation import RESULT, Attack, Attacked, Each, Federation, Memory, Screening, moved_from, work
+from coterie.federation import RESULT, Attack, Each, Federation, Memory, Screening, moved_from, staged, work
 from coterie.federation.stages.attacks import RULES, quiet
 from coterie.numerics import Draw
 
@@ -57,7 +57,7 @@ def nothing(shard, shared, private, static, draw):
 def attacked(tiny):
     def make(name: Any, strength: float | None = None, *, honest: int = HONEST, **options: Any) -> Federation:
         fed = tiny(N, **options)
-        return replace(fed, engine=Attacked(fed.engine, Attack(name, honest, strength)))
+        return replace(fed, engine=staged(fed.engine, Attack(name, honest, strength)))
 
     return make
 

@@ -12,11 +12,11 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation, LocalEngine, Memory, Screening
-from coterie.federation.stages.compression import Compressed, Compression
+from coterie.federation.stages.base import Staged, staged
+from coterie.federation.stages.compression import Compression, CompressionState
 from coterie.federation.tree import tensors
-from coterie.federation.work import held
 from coterie.methods import fedavg, meritfed
-from coterie.methods.shared.compressing import compressed
+from coterie.methods.shared.staged import with_stages
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.numerics.sparse import top_k
@@ -40,8 +40,13 @@ def fed(problem):
 
 def behind(fed: Federation, compression: Compression, errors: dict[str, Memory] | None = None) -> Federation:
     """The same clients behind a line."""
-    engine = Compressed(fed.engine, compression, {} if errors is None else errors, is_new=errors is None)
-    return replace(fed, engine=engine)
+    engine = staged(fed.engine, compression)
+    assert isinstance(engine, Staged)
+    return replace(fed, engine=engine.resumed({"compression": CompressionState(N, errors or {})}))
+
+
+def errors_of(fed: Federation) -> dict[str, Memory]:
+    return fed.engine.states["compression"].errors
 
 
 def ask(fed: Federation, x: torch.Tensor, t: int = 0) -> torch.Tensor:
@@ -87,10 +92,10 @@ def test_errors_are_what_was_not_understood_and_come_later(problem, fed, kind):
         x = problem.start + 0.1 * t
         wanted = wanted + ask(fed, x, t)
         understood = understood + ask(thin, x, t)
-        (error,) = thin.engine.errors.values()
-        torch.testing.assert_close(understood + held(error), wanted)
-    assert list(thin.engine.errors) == ["shared/gradient/0"]
-    assert bool(held(error).any())
+        (error,) = errors_of(thin).values()
+        torch.testing.assert_close(understood + error.payload, wanted)
+    assert list(errors_of(thin)) == ["shared/gradient/0"]
+    assert bool(error.payload.any())
 
 
 @pytest.mark.parametrize("kind", ["random-k", "sketch"])
@@ -99,7 +104,7 @@ def test_without_feedback_they_are_right_on_average(problem, fed, kind):
     G = ask(fed, problem.start)
     mean = torch.stack([ask(thin, problem.start, t) for t in range(400)]).mean(0)
     assert float((mean - G).norm() / G.norm()) < 0.1
-    assert thin.engine.errors == {}
+    assert errors_of(thin) == {}
 
 
 def test_clients_share_the_drawn_entries_and_they_change(problem, fed):
@@ -121,14 +126,14 @@ def test_small_and_whole_numbers_are_sent_as_they_are():
 def test_a_client_that_sends_nonsense_keeps_its_error_and_is_rejected(problem, fed):
     thin = behind(fed, Compression("top-k", 0.25))
     ask(thin, problem.start)
-    before = held(thin.engine.errors["shared/gradient/0"]).clone()
+    before = errors_of(thin)["shared/gradient/0"].payload.clone()
     columns = [c.clone() for c in problem.train.columns]
     columns[0][int(problem.train.offsets[2])] = torch.nan
     bad = replace(fed.engine, train=replace(problem.train, columns=tuple(columns)))
-    thin = replace(thin, engine=Compressed(bad, Compression("top-k", 0.25), thin.engine.errors))
+    thin = behind(replace(thin, engine=bad), Compression("top-k", 0.25), errors_of(thin))
     ids = thin.gather(gradient, problem.start, draw=Draw.of(0), batch="all").ids
     assert ids.tolist() == [0, 1, 3, 4]
-    after = held(thin.engine.errors["shared/gradient/0"])
+    after = errors_of(thin)["shared/gradient/0"].payload
     assert torch.equal(after[2], before[2])
     assert not torch.equal(after[1], before[1])
     assert [event["client"] for event in thin.book.events] == [2]
@@ -154,7 +159,10 @@ def config(**changes: Any) -> Any:
 
 def states(result: Any) -> list[torch.Tensor]:
     """All tensors of a state, the clients' errors too."""
-    return [*tensors(result.state.inner), *(held(memory) for memory in result.state.errors.values())]
+    return [
+        *tensors(result.state.inner),
+        *(memory.payload for memory in result.state.stages["compression"].errors.values()),
+    ]
 
 
 @every
@@ -167,8 +175,8 @@ def test_a_resumed_run_is_bit_identical(kind, tmp_path: Path):
     run_rounds(assemble(full.with_run(rounds=3)), broken)
     two = run_rounds(assemble(full), broken, resume=True)
     assert all(torch.equal(a, b) for a, b in zip(states(one), states(two), strict=True))
-    assert one.state.errors.keys() == {"shared/gradient/0"}
-    assert bool(held(one.state.errors["shared/gradient/0"]).any())
+    assert one.state.stages["compression"].errors.keys() == {"shared/gradient/0"}
+    assert bool(one.state.stages["compression"].errors["shared/gradient/0"].payload.any())
     assert one.ledger.as_dict() == two.ledger.as_dict()
     for name in ("weights.csv", "model.safetensors", "ledger.json"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
@@ -188,22 +196,29 @@ def test_chunks_and_modes_do_not_matter(kind):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_trial_round_leaves_no_trace(problem, fed):
-    method = compressed(meritfed(), fed, Compression("top-k", 0.25))
+def test_errors_begin_when_an_upload_is_first_sent(problem, fed):
+    """No round is tried out beforehand, so init asks no client for anything."""
+    thin = behind(fed, Compression("top-k", 0.25))
+    method = with_stages(meritfed(), thin.engine)
     state = method.init(problem, N)
     assert fed.ledger.total.rounds == 0
-    assert not any(bool(held(memory).any()) for memory in state.errors.values())
+    assert state.stages["compression"] == CompressionState(N, {})
     assert torch.equal(state.inner.x, problem.start)
+    after = method.round(thin, state, Draw.of(0)).stages["compression"]
+    assert after.errors.keys() == {"shared/gradient/0"}
+    assert bool(after.errors["shared/gradient/0"].payload.any())
+    assert state.stages["compression"].errors == {}, "a round changes no state but its own"
 
 
 def test_fedavg_arrives_where_it_arrives_uncompressed(problem, fed):
     """One entry in 24 is dropped each round; with feedback none is lost."""
     plain = fedavg(batch="all", step=0.05)
     ends = []
-    for method in (plain, compressed(plain, fed, Compression("random-k", 0.97))):
+    thin = behind(fed, Compression("random-k", 0.97))
+    for method, line in ((plain, fed), (with_stages(plain, thin.engine), thin)):
         state = method.init(problem, N)
         for t in range(100):
-            state = method.round(fed, state, Draw.of(0).round(t))
+            state = method.round(line, state, Draw.of(0).round(t))
         ends.append(method.view(state).model)
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-2, atol=1e-2)
 

@@ -20,9 +20,8 @@ from coterie.errors import NoClients, UsageError
 from coterie.experiment.build import assemble, check_deployable
 from coterie.experiment.config import Config, FaultsTable, load
 from coterie.experiment.loop import Result, read_lines, run_rounds
-from coterie.federation import Call, Federation, Memory, Screening, Static, moved_from, work
-from coterie.federation.stages.faults import BOAST, HUGE, KINDS, Faults, Faulty
-from coterie.federation.work import held
+from coterie.federation import Call, Federation, Memory, Screening, Static, moved_from, staged, work
+from coterie.federation.stages.faults import BOAST, HUGE, KINDS, Faults
 from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse, top_k
 
@@ -60,7 +59,7 @@ def numbered(shard, shared, private, static, draw):
 def faulted(tiny: Callable[..., Federation]) -> Faulted:
     def make(n: int = N, *, chunk: int | None = None, screening: Screening | None = None, **faults: Any) -> Federation:
         fed = tiny(n, chunk=chunk, **({} if screening is None else {"screening": screening}))
-        return replace(fed, engine=Faulty(fed.engine, Faults(**faults)))
+        return replace(fed, engine=staged(fed.engine, Faults(**faults)))
 
     return make
 
@@ -148,7 +147,7 @@ def test_after_a_restart_a_client_remembers_what_was_before(faulted):
     assert float(said) == torch.arange(1.0, N + 1).mean()
     expected = torch.arange(1.0, N + 1)
     expected[restarted] -= 1.0
-    assert torch.equal(held(after), expected)
+    assert torch.equal(after.payload, expected)
 
 
 def test_a_crash_leaves_memory_as_it_was(faulted):
@@ -156,7 +155,7 @@ def test_a_crash_leaves_memory_as_it_was(faulted):
     (_, ids), after = fed.gather(counted, memory=Memory(torch.zeros(N)), draw=DRAW)
     expected = torch.zeros(N).index_fill(0, ids, 1.0)
     assert 0 < len(ids) < N
-    assert torch.equal(held(after), expected)
+    assert torch.equal(after.payload, expected)
 
 
 def test_a_flip_is_one_bit_of_one_number(tiny, faulted):
@@ -204,9 +203,13 @@ def test_a_huge_update_is_rejected_or_shortened_or_believed(faulted):
     assert told(fed) == {"huge": int(struck.sum()), "clipped": int(struck.sum())}
 
 
+def lies_of(fed: Federation) -> list[dict[str, Any]]:
+    return fed.engine.stages[0].lies(fed.engine.engine.sizes)
+
+
 def test_a_false_size_counts_up_to_what_is_trusted(tiny, faulted):
     fed = faulted(40, lie=0.2)
-    lies = [event["client"] for event in fed.engine.lies()]
+    lies = [event["client"] for event in lies_of(fed)]
     assert 0 < len(lies) < 20
     assert fed.sizes[lies].tolist() == [2 * BOAST] * len(lies)
     assert int((fed.sizes == 2).sum()) == 40 - len(lies)
@@ -214,7 +217,7 @@ def test_a_false_size_counts_up_to_what_is_trusted(tiny, faulted):
     trusting = faulted(40, lie=0.2, screening=Screening(trust=3.0))
     assert trusting.sizes.max() == 6
     assert tiny(5, screening=Screening(trust=1.0)).sizes.tolist() == [2] * 5
-    assert sorted(lies) != sorted(e["client"] for e in faulted(40, lie=0.2, seed=1).engine.lies())
+    assert sorted(lies) != sorted(e["client"] for e in lies_of(faulted(40, lie=0.2, seed=1)))
 
 
 def test_what_asks_for_nothing_real_is_not_spoilt(faulted):
@@ -263,7 +266,8 @@ def test_the_record_names_each_fault_and_the_summary_counts_them(tmp_path):
 
 def test_a_phase_in_which_all_were_spoilt_is_skipped_and_no_divergence():
     result = run_rounds(assemble(configured(**{"run.rounds": 3, "faults.nan": 1.0})), None)
-    assert (result.summary["outcome"], result.summary["rounds"]) == ("finished", 3)
+    assert (result.summary["outcome"], result.summary["rounds"]) == ("failed", 3)
+    assert "no round trained anything" in result.summary["message"]
     assert result.summary["events"]["skipped"] == 3
     wild = run_rounds(assemble(configured(**{"run.rounds": 500, "method.step": 1e6, "faults.nan": 0.1})), None)
     assert wild.summary["outcome"] == "diverged"

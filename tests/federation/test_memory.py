@@ -11,7 +11,6 @@ import torch
 import coterie.methods
 from coterie.errors import PlacementError
 from coterie.federation import Federation, Memory, work
-from coterie.federation.work import held
 from coterie.numerics import Draw
 
 DRAW = Draw.of(0)
@@ -41,13 +40,13 @@ def active(fed: Federation, *ids: int) -> Federation:
 
 
 def look(memory: Memory) -> tuple[list[float], list[int]]:
-    inside = held(memory)
+    inside = memory.payload
     return inside["sum"].flatten().tolist(), inside["calls"][0].tolist()
 
 
 def test_everybody_starts_with_the_same():
     value = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    rows = held(Memory.start(value, 5))
+    rows = Memory.start(value, 5).payload
     assert rows.shape == (5, 2, 2)
     assert all(torch.equal(row, value) for row in rows)
 
@@ -81,7 +80,7 @@ def test_the_old_memory_is_as_it_was(tiny):
 def test_a_rejected_client_keeps_what_it_had(tiny):
     gathered, memory = tiny(3).gather(forget_unless_fine, memory=Memory.start(torch.zeros(1), 3), draw=DRAW)
     assert gathered.ids.tolist() == [0, 2]
-    assert held(memory).flatten().tolist() == [1.0, 0.0, 1.0]
+    assert memory.payload.flatten().tolist() == [1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(

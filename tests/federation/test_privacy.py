@@ -20,19 +20,18 @@ from coterie.errors import UsageError
 from coterie.experiment.build import assemble, check_deployable, noise_name
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
-from coterie.federation import Attack, Attacked, Federation, LocalEngine, Memory, moved_from, work
-from coterie.federation.stages.faults import Faults, Faulty
+from coterie.federation import Attack, Federation, LocalEngine, Memory, moved_from, staged, work
+from coterie.federation.stages.compression import Compression
+from coterie.federation.stages.faults import Faults
 from coterie.federation.stages.privacy import (
     ORDERS,
     Mechanism,
-    Private,
+    Privacy,
     composed,
     epsilon,
     epsilon_sampled,
-    innermost,
     library,
 )
-from coterie.federation.work import held
 from coterie.numerics import Draw
 from coterie.report.terminal import show_privacy
 
@@ -74,9 +73,9 @@ def kept(shard, shared, private, static, draw):
 
 @pytest.fixture
 def hiding(tiny):
-    def make(clip: float, noise: float = 0.0, n: int = N, **options: Any) -> Federation:
+    def make(clip: float, noise: float = 0.0, n: int = N, run: str = "", **options: Any) -> Federation:
         fed = tiny(n, **options)
-        return replace(fed, engine=Private(fed.engine, Mechanism(clip, noise), torch.zeros(n, dtype=torch.int64)))
+        return replace(fed, engine=staged(fed.engine, Privacy(Mechanism(clip, noise), run)))
 
     return make
 
@@ -116,10 +115,7 @@ def test_two_uploads_with_one_draw_have_independent_noise(hiding):
 
 def test_runs_that_differ_have_independent_noise(hiding):
     """A run and its baselines have one seed, and often one draw for one phase: their noise must not cancel."""
-    fed = hiding(clip=3.0, noise=0.5, n=2)
-    one, two = (
-        replace(fed, engine=replace(fed.engine, run=name)).gather(wide, draw=DRAW).rows for name in ("one", "two")
-    )
+    one, two = (hiding(clip=3.0, noise=0.5, n=2, run=name).gather(wide, draw=DRAW).rows for name in ("one", "two"))
     assert float((one - two).std()) == pytest.approx(1.5 * math.sqrt(2), rel=0.03)
     plain = configured(**{"privacy.clip": 1.0})
     names = [noise_name(plain)]
@@ -153,7 +149,7 @@ def test_chunks_do_not_change_a_bit(hiding, chunk):
 def test_memory_stays_as_it_is_and_nonsense_stays_nonsense(hiding):
     fed = hiding(1.0, 1.0)
     _, after = fed.gather(kept, memory=Memory(torch.zeros(N)), draw=DRAW)
-    assert held(after).tolist() == [1.0] * N
+    assert after.payload.tolist() == [1.0] * N
     fed.book.drain()
     with pytest.raises(Exception, match="no client answered"):
         fed.gather(broken, draw=DRAW)
@@ -162,7 +158,8 @@ def test_memory_stays_as_it_is_and_nonsense_stays_nonsense(hiding):
 
 def test_whole_numbers_cannot_be_hidden(hiding):
     with pytest.raises(UsageError, match=r"counted sends whole numbers .* which noise cannot hide; choose a method"):
-        hiding(1.0, 1.0).gather(counted, draw=DRAW)
+        (fed := hiding(1.0, 1.0)).gather(counted, draw=DRAW)
+    assert fed.ledger.total.bytes_up == 0
 
 
 def test_uploads_are_counted_by_client_asked(hiding):
@@ -170,16 +167,20 @@ def test_uploads_are_counted_by_client_asked(hiding):
     fed.gather(reply, draw=DRAW)
     replace(fed, ids=torch.tensor([1, 4])).mean(reply, draw=DRAW)
     fed.ask_target(wide, draw=DRAW)
-    assert fed.engine.uploads.tolist() == [1, 2, 1, 1, 2, 1]
+    assert fed.engine.states["privacy"].uploads.tolist() == [1, 2, 1, 1, 2, 1]
 
 
 def test_it_is_nearest_to_the_clients(tiny):
     fed = tiny(N)
-    layers = Faulty(Attacked(fed.engine, Attack("scaled", 3)), Faults(crash=0.1))
-    found = innermost(layers, lambda engine: Private(engine, Mechanism(1.0), torch.zeros(N, dtype=torch.int64)))
-    assert [type(e) for e in (found, found.engine, found.engine.engine)] == [Faulty, Attacked, Private]
-    assert isinstance(found.engine.engine.engine, LocalEngine)
-    rows = Federation.on(found.engine).gather(stroll, torch.zeros(1, dtype=torch.float64), draw=DRAW).rows
+    privacy, attack = Privacy(Mechanism(1.0)), Attack("scaled", 3)
+    found = staged(fed.engine, Faults(crash=0.1), Compression("top-k", 0.5), attack, privacy)
+    assert [stage.key for stage in found.stages] == ["privacy", "attack", "faults", "compression"]
+    assert isinstance(found.engine, LocalEngine)
+    again = staged(staged(fed.engine, attack), privacy)
+    assert (again.engine, again.stages) == (fed.engine, (privacy, attack))
+    with pytest.raises(ValueError, match="two stages of one key"):
+        staged(again, privacy)
+    rows = Federation.on(again).gather(stroll, torch.zeros(1, dtype=torch.float64), draw=DRAW).rows
     assert rows[3:].flatten().tolist() == [100.0, 100.0, 100.0], "an attacker does not clip what it scales"
 
 
@@ -242,6 +243,14 @@ def test_a_skipped_round_was_still_paid_for():
     result = run_rounds(assemble(configured(**{"privacy.clip": 0.5, "faults.nan": 1.0})), None)
     assert result.summary["events"]["skipped"] == 5
     assert result.summary["privacy"]["uploads"] == 5
+
+
+def test_a_skipped_round_loses_no_error_and_counts_uploads_beside_compression():
+    """The state of a skipped round has the form of all others."""
+    more = {"privacy.clip": 0.5, "faults.nan": 0.5, "federation.count": 1, "federation.compress": "random-k"}
+    result = run_rounds(assemble(configured(**more)), None)
+    assert 0 < result.summary["events"]["skipped"] < 5
+    assert int(result.state.stages["privacy"].uploads.sum()) == 5
 
 
 @pytest.mark.parametrize(

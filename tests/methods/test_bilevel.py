@@ -9,7 +9,7 @@ import torch
 from coterie.errors import UsageError
 from coterie.federation import Federation, LocalEngine
 from coterie.methods import Method, bilevel, bilevel_accelerated, local_svrg
-from coterie.methods.baselines.local_svrg import Walk
+from coterie.methods.baselines.local_svrg import SVRGSteps
 from coterie.methods.weights.bilevel import hypergradient
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems import Weighting
@@ -41,8 +41,8 @@ def test_hypergradient_is_exact_to_the_accuracy_of_the_inner_solves(average: boo
     exact = problem.exact.hypergradient(w)
     errors = []
     for steps in (20, 80, 320):
-        walk = Walk(0.2, 1, 0.3, steps, 10, average, 1.0)
-        found = hypergradient(fed, problem.start, w, walk, walk, Draw.of(1))
+        svrg = SVRGSteps(0.2, 1, 0.3, steps, 10, average, 1.0)
+        found = hypergradient(fed, problem.start, w, svrg, svrg, Draw.of(1))
         errors.append(float((found.gradient - exact).norm() / exact.norm()))
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < (1e-3 if average else 1e-8)

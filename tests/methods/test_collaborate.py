@@ -251,11 +251,11 @@ def own_shards(n: int = 4, flip: int = 2) -> list[tuple[Tensor, Tensor]]:
     return [(x[k], ((x[k].sum(1) > 0) ^ (k >= n - flip)).long()) for k in range(n)]
 
 
-def local(shards: Any, **more: Any) -> coterie.Federation:
+def local(shards: Any, **more: Any) -> coterie.Weighting:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Linear(2, 2)
-    return coterie.Federation.local(shards, model=net, loss="cross_entropy", mode="vmap", **more)
+    return coterie.Weighting.on(shards, model=net, loss="cross_entropy", **more)
 
 
 def test_bad_input_is_explained() -> None:
@@ -284,7 +284,8 @@ def test_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     train = [(x[:30], y[:30]) for x, y in own_shards()]
     valid = [(x[30:45], y[30:45]) for x, y in own_shards()]
     tests = [(x[45:], y[45:]) for x, y in own_shards()]
-    fit = coterie.fit(local(train, validation=valid, tests=tests), coterie.methods.collaborate(step=0.5), rounds=30)
+    problem = local(train, validation=valid, tests=tests)
+    fit = coterie.fit(problem, coterie.methods.collaborate(step=0.5), rounds=30, mode="vmap")
     assert fit.weights is not None
     assert fit.weights.shape == (4, 4)
     assert fit.clusters == [[0, 1], [2, 3]]
@@ -302,7 +303,7 @@ def test_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert sorted(saved) == sorted(f"client_{k}.{name}" for k in range(4) for name in ("bias", "weight"))
     torch.testing.assert_close(saved["client_3.weight"], fit.models[3].weight.detach())
-    one = coterie.fit(local(train, validation=valid, tests=tests), coterie.methods.fedavg(), rounds=1)
+    one = coterie.fit(problem, coterie.methods.fedavg(), rounds=1, mode="vmap")
     with pytest.raises(UsageError, match=r"one model for all; it is fit\.model"):
         _ = one.models
     with pytest.raises(UsageError, match="no matrix of weights"):

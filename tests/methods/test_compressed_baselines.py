@@ -5,7 +5,6 @@ import torch
 from learners import a_quadratic, federation, play
 
 from coterie.errors import UsageError
-from coterie.federation.work import held
 from coterie.methods import count_sketch, fedavg, top_k, uncompressed
 from coterie.methods.compressed.count_sketch import sketched_steps
 from coterie.methods.shared.works import gradient, local_sgd
@@ -53,7 +52,7 @@ def test_error_feedback_loses_nothing(problem, down):
     for rounds in range(1, 6):
         learnt = learnt - 0.02 * gradients(problem, x).mean(0)
         state = play(top_k(k=3, down=down, **FULL, server_step=1.5), problem, rounds)
-        x, (_, errors) = state.x, held(state.replicas.memory)
+        x, (_, errors) = state.x, state.replicas.memory.payload
         torch.testing.assert_close(x - problem.start, 1.5 * (learnt - errors.mean(0)) - state.error)
     assert bool(state.error.any()) == (down == "top-k")
     assert int((x != problem.start).sum()) > 3
@@ -64,7 +63,7 @@ def test_without_error_feedback_only_the_largest_entries_count(problem):
     walks = -0.02 * gradients(problem, problem.start)
     kept = torch.where(walks.abs() >= walks.abs().topk(3, dim=1).values[:, -1:], walks, 0.0)
     torch.testing.assert_close(state.x, problem.start + kept.mean(0))
-    assert not held(state.replicas.memory)[1].any()
+    assert not state.replicas.memory.payload[1].any()
 
 
 @pytest.mark.parametrize("method", [top_k(k=3, **WALK), count_sketch(columns=8, k=3, **WALK)], ids=lambda m: m.name)
@@ -76,7 +75,7 @@ def test_copies_at_the_clients_follow_the_server(problem, method):
         state = method.init(problem, N) if state is None else state
         active = fed.begin(t + 1, draw)
         new = method.round(active, state, draw)
-        memory = held(new.replicas.memory)
+        memory = new.replicas.memory.payload
         copies = memory[0] if isinstance(memory, tuple) else memory
         torch.testing.assert_close(copies[active.ids], state.x.expand(3, D))
         assert new.replicas.versions[active.ids].tolist() == [t] * 3

@@ -20,7 +20,7 @@ from coterie.experiment.config import Config, resolve
 from coterie.experiment.loop import Result, run_rounds
 from coterie.federation.shards import Stack
 from coterie.federation.tree import named_leaves, tree_flatten
-from coterie.federation.work import Memory, held
+from coterie.federation.work import Memory
 from coterie.methods.registry import METHODS, MethodEntry, method_entry
 from coterie.numerics import Draw
 from coterie.problems import Context
@@ -135,7 +135,7 @@ def values(state: Any) -> Iterator[tuple[str, Any]]:
     """Everything in a state, what clients remember too."""
     for name, leaf in named_leaves(state):
         if isinstance(leaf, Memory):
-            for inner, tensor in named_leaves(held(leaf)):
+            for inner, tensor in named_leaves(leaf.payload):
                 yield f"{name}@{inner}", tensor
         else:
             yield name, leaf

@@ -11,7 +11,7 @@ from torch.func import vmap
 from coterie.errors import UsageError
 from coterie.federation import Shard, Static, work
 from coterie.federation.naming import UnknownWork
-from coterie.federation.work import held, name_of
+from coterie.federation.work import name_of
 from coterie.methods import by_objective, count_sketch, fedsep, fedsep_redraw, two_layer, uncompressed
 from coterie.methods.compressed.fedsep import sketch_decode, sketch_encode
 from coterie.methods.compressed.two_layer import Learning, descend, implicit
@@ -233,7 +233,7 @@ def test_error_feedback_of_the_redrawn_sketch_loses_nothing(kind):
         G, _ = federation(problem).gather(gradient, theta, draw=Draw.of(0), batch="all")
         learnt = learnt - 0.02 * G.mean(0)
         state = play(method, problem, rounds)
-        theta, (copies, errors) = state.theta, held(state.replicas.memory)
+        theta, (copies, errors) = state.theta, state.replicas.memory.payload
         torch.testing.assert_close(theta - problem.start, learnt - errors.mean(0))
     torch.testing.assert_close(copies[0], play(method, problem, rounds - 1).theta)
 

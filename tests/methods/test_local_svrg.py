@@ -5,7 +5,7 @@ import torch
 
 from coterie.federation import Federation, LocalEngine
 from coterie.methods import local_train
-from coterie.methods.baselines.local_svrg import Walk, solve
+from coterie.methods.baselines.local_svrg import SVRGSteps, solve
 from coterie.numerics import Draw
 from coterie.problems import Weighting
 from coterie.problems.base import Context
@@ -26,42 +26,44 @@ w = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 
 def test_one_step_is_gradient_descent_on_the_weighted_loss(problem: Weighting) -> None:
     """At the start anchor and iterate agree, so the correction removes the batch altogether."""
-    x = solve(federation(problem), "model", problem.start, w, Walk(0.1, 1, 0.5, 1, 3), Draw.of(0))
+    x = solve(federation(problem), "model", problem.start, w, SVRGSteps(0.1, 1, 0.5, 1, 3), Draw.of(0))
     exact = torch.einsum("k,kij,kj->i", w, problem.exact.hessians, problem.start - problem.exact.optima)
     assert torch.allclose(x, problem.start - 0.1 * exact, atol=1e-12)
 
 
 def test_batches_do_not_keep_it_from_the_exact_minimiser(problem: Weighting) -> None:
-    walk = Walk(0.1, 1, 0.1, 600, 3)
-    x = solve(federation(problem), "model", problem.start, w, walk, Draw.of(1))
+    svrg = SVRGSteps(0.1, 1, 0.1, 600, 3)
+    x = solve(federation(problem), "model", problem.start, w, svrg, Draw.of(1))
     assert (x - problem.exact.theta(w)).norm() < 1e-10
 
 
 def test_the_linear_system_is_solved(problem: Weighting) -> None:
     theta = problem.exact.theta(w)
     goal = problem.exact.target_hessian @ (theta - problem.exact.target_optimum)
-    h = solve(federation(problem), "system", goal, w, Walk(0.1, 1, 0.1, 600, 3), Draw.of(2), constants=(theta, goal))
+    h = solve(
+        federation(problem), "system", goal, w, SVRGSteps(0.1, 1, 0.1, 600, 3), Draw.of(2), constants=(theta, goal)
+    )
     exact = torch.linalg.solve(torch.einsum("k,kij->ij", w, problem.exact.hessians), goal)
     assert (h - exact).norm() < 1e-9
 
 
 def test_the_averaged_output_is_the_weighted_mean_of_all_iterates(problem: Weighting) -> None:
-    """Replays the walk at every length and averages the server's iterates by hand."""
-    walk = Walk(0.1, 1, 0.2, 6, 3, average=True, convexity=1.0)
+    """Replays the steps at every length and averages the server's iterates by hand."""
+    svrg = SVRGSteps(0.1, 1, 0.2, 6, 3, average=True, convexity=1.0)
     last = [
-        solve(federation(problem), "model", problem.start, w, walk._replace(steps=t, average=False), Draw.of(4))
+        solve(federation(problem), "model", problem.start, w, svrg._replace(steps=t, average=False), Draw.of(4))
         for t in range(1, 7)
     ]
     iterates = torch.stack([problem.start, *last])
-    u = torch.tensor([(1 - walk.decay) ** -(t + 1) for t in range(7)], dtype=torch.float64)
-    averaged = solve(federation(problem), "model", problem.start, w, walk, Draw.of(4))
+    u = torch.tensor([(1 - svrg.decay) ** -(t + 1) for t in range(7)], dtype=torch.float64)
+    averaged = solve(federation(problem), "model", problem.start, w, svrg, Draw.of(4))
     assert torch.allclose(averaged, (u / u.sum()) @ iterates, atol=1e-12)
 
 
 def test_one_coin_in_two_refreshes_the_same_anchors_in_both_modes(problem: Weighting) -> None:
-    walk = Walk(0.1, 4, 0.5, 12, 3)
+    svrg = SVRGSteps(0.1, 4, 0.5, 12, 3)
     one, other = (
-        solve(federation(problem, mode=mode), "model", problem.start, w, walk, Draw.of(5))
+        solve(federation(problem, mode=mode), "model", problem.start, w, svrg, Draw.of(5))
         for mode in ("vmap", "sequential")
     )
     assert torch.allclose(one, other, atol=1e-12)
@@ -72,7 +74,7 @@ def test_one_coin_in_two_refreshes_the_same_anchors_in_both_modes(problem: Weigh
 )
 def test_rounds_are_one_and_t_over_tau(problem: Weighting, steps: int, period: int, average: bool) -> None:
     fed = federation(problem)
-    solve(fed, "model", problem.start, w, Walk(0.1, period, 0.1, steps, 3, average), Draw.of(0))
+    solve(fed, "model", problem.start, w, SVRGSteps(0.1, period, 0.1, steps, 3, average), Draw.of(0))
     assert fed.ledger.total.rounds == 1 + -(-steps // period) + average
 
 

@@ -13,7 +13,7 @@ from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Shard, pack
 from coterie.methods import fedavg, meritfed, sgd_full, sgd_ideal
-from coterie.methods.shared.optimisers import Server
+from coterie.methods.shared.optimisers import UpdateRule
 from coterie.methods.weights.mirror import Judge, first_order, goal_gradient, judging_batch, mirror_descent
 from coterie.numerics import Draw, entropic_step, uniform
 from coterie.problems import Context
@@ -213,11 +213,11 @@ def test_several_local_steps_average_the_walks():
 @pytest.mark.parametrize(
     ("server", "theirs"),
     [
-        (Server("sgd", 0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-        (Server("momentum", 0.1, 0.8), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8)),
-        (Server("adam", 0.1, 0.8, 0.95), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.95))),
+        (UpdateRule("sgd", 0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+        (UpdateRule("momentum", 0.1, 0.8), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8)),
+        (UpdateRule("adam", 0.1, 0.8, 0.95), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.95))),
     ],
-    ids=lambda s: s.rule if isinstance(s, Server) else "",
+    ids=lambda s: s.rule if isinstance(s, UpdateRule) else "",
 )
 def test_the_servers_rules_are_those_of_torch(server, theirs):
     x = Draw.of(0).normal(6, dtype=torch.float64)

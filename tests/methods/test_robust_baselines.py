@@ -11,7 +11,7 @@ from coterie.errors import UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import Result, run_rounds
-from coterie.federation.stages.attacks import Attacked
+from coterie.federation.stages.base import Staged
 from coterie.methods import coordinate_median, fedavg, geometric_median, krum, multi_krum, trimmed_mean
 from coterie.numerics import robust
 from coterie.problems.catalogue.friends import friends
@@ -78,10 +78,10 @@ def test_and_plain_averaging_does_not(attack):
     [
         (
             krum(attackers=2),
-            r"krum bears 2 attackers \(method.attackers = 2\) only among 7 clients or more, and there are 5",
+            r"krum tolerates 2 attackers \(method.attackers = 2\) only among 7 clients or more, and there are 5",
         ),
-        (multi_krum(attackers=0.4), r"multi-krum bears 2 attackers .* lower method.attackers to at most 1"),
-        (trimmed_mean(attackers=3), r"trimmed-mean bears 3 attackers .* among 7 .* at most 2"),
+        (multi_krum(attackers=0.4), r"multi-krum tolerates 2 attackers .* lower method.attackers to at most 1"),
+        (trimmed_mean(attackers=3), r"trimmed-mean tolerates 3 attackers .* among 7 .* at most 2"),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
@@ -92,7 +92,7 @@ def test_more_attackers_than_it_bears_are_refused(method, text):
 
 def test_krum_with_too_few_clients_is_refused_before_the_first_round():
     sets = {"run.method": "krum", "run.problem": "friends", "problem.clients": 2, "problem.friends": 1}
-    with pytest.raises(UsageError, match=r"krum bears 0 attackers .* among 3 clients or more, and there are 2; take"):
+    with pytest.raises(UsageError, match=r"krum tolerates 0 attackers .* among 3 clients or more, .* are 2; use"):
         assemble(load(sets=sets))
     with pytest.raises(UsageError, match=r"attackers"):
         krum(attackers=1.5)
@@ -127,8 +127,9 @@ def test_the_last_clients_attack(name):
     assert problem.best_weights is None
     assert torch.equal(problem.train.columns[-1], plain.train.columns[-1])
     fed = federation(problem)
-    assert isinstance(fed.engine, Attacked)
-    assert not isinstance(federation(plain).engine, Attacked)
+    assert isinstance(fed.engine, Staged)
+    assert fed.engine.stages == (problem.attack,)
+    assert not isinstance(federation(plain).engine, Staged)
 
 
 @pytest.mark.parametrize("name", ["friends", "groups", "mixture"])
@@ -140,7 +141,7 @@ def test_label_flip_reverses_the_attackers_labels_and_nothing_else(name):
         assert torch.equal(before[0], after[0])
         assert torch.equal(after[1], before[1] if k < 7 else classes - 1 - before[1])
     assert torch.equal(problem.test.columns[-1], plain.test.columns[-1])
-    assert not isinstance(federation(problem).engine, Attacked)
+    assert not isinstance(federation(problem).engine, Staged)
 
 
 def test_an_attack_that_makes_no_sense_is_refused():

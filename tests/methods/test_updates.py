@@ -10,15 +10,16 @@ import pytest
 import torch
 from test_conformance import FIRST, Case, assert_same, first
 
-from coterie.errors import RunError
+from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble
-from coterie.experiment.config import resolve
+from coterie.experiment.config import PrivacyTable, resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import RESULT, Call, Replies
-from coterie.federation.stages.base import Wrapped
+from coterie.federation.stages.base import Staged, staged
+from coterie.federation.stages.privacy import Mechanism, Privacy
 from coterie.federation.tree import mapped, tensors
 from coterie.federation.work import info_of, name_of
-from coterie.methods import nested_works
+from coterie.methods.nested import works as nested_works
 from coterie.numerics import Draw
 
 NO_MOVE = {"ds-fl/learn-and-predict"}  # sends class probabilities: an opinion, which is not 0 where nothing moved
@@ -58,11 +59,10 @@ def flat(task: Any) -> Any:
     return same
 
 
-@dataclass
-class Watched(Wrapped):
+@dataclass(frozen=True)
+class Watched(Staged):
     """An engine that looks at updates as stages do; `moved` lists the works of which one is not 0."""
 
-    engine: Any
     asked: list[str] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ def watched(case: Case, rounds: int = 2, **settings: Any) -> Watched:
     parts = assemble(replace(config, method={**config.method, **settings}))
     engine: Any = parts.fed.engine
     target = None if engine.target is None else replace(engine.target, task=flat(engine.target.task))
-    watch = Watched(replace(engine, task=flat(engine.task), target=target))
+    watch = Watched(replace(engine, task=flat(engine.task), target=target), (), {})
     fed, state = replace(parts.fed, engine=watch), away(parts.method.init(parts.problem, parts.fed.n))
     singular = pytest.raises(RunError, match="singular Hessian")  # it is 0 here, and exact-gd inverts it
     with singular if case.method == "exact-gd" else nullcontext():
@@ -166,6 +166,22 @@ def test_stages_that_change_nothing_change_no_bit(case: Case) -> None:
     while hasattr(state, "inner"):
         state = state.inner
     assert_same(plain, state)
+
+
+@first
+def test_methods_that_send_whole_numbers_say_so(case: Case) -> None:
+    """They are refused before a round; the stage itself would refuse the same work when it is first asked."""
+    parts = assemble(case.config())
+    assert bool(parts.method.whole_numbers) == (case.method in SENDS_WHOLE_NUMBERS)
+    if not parts.method.whole_numbers:
+        return
+    (work,) = parts.method.whole_numbers
+    hidden = replace(parts.fed, engine=staged(parts.fed.engine, Privacy(Mechanism(1.0))))
+    state = parts.method.init(parts.problem, parts.fed.n)
+    with pytest.raises(UsageError, match=f"{work} sends whole numbers"):
+        parts.method.round(hidden, state, Draw.of(0))
+    with pytest.raises(UsageError, match=f"{work} sends whole numbers"):
+        assemble(replace(case.config(), privacy=PrivacyTable(clip=1.0)))
 
 
 @pytest.mark.slow

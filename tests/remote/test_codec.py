@@ -14,7 +14,7 @@ from coterie.federation import Each
 from coterie.federation.remote.codec import DTYPES, MAGIC, CodecError, Limits, Names, decode, digest, encode, message
 from coterie.federation.remote.messages import PROTOCOL, MemoryVersions, Order, Reply, Step
 from coterie.federation.tree import tree_flatten
-from coterie.methods.baselines.local_svrg import Anchor, Walk
+from coterie.methods.baselines.local_svrg import Anchor, SVRGSteps
 from coterie.numerics.sparse import Sparse
 
 NAMES = Names()
@@ -111,13 +111,13 @@ def test_zeros_travel_without_bytes_but_minus_zeros_are_none() -> None:
 
 
 def test_named_tuples_of_methods_keep_their_type() -> None:
-    walk = Walk(0.1, 2, 0.5, 10, 4)
+    svrg = SVRGSteps(0.1, 2, 0.5, 10, 4)
     anchor = Anchor(torch.ones(2), torch.zeros(2), torch.ones(2), (torch.ones(1),))
     order = Order(
-        PROTOCOL, 3, "run", "r", (1,), Step("m:f", {"walk": walk}, -5, Each(torch.ones(1, 2)), None, False), ((7,),)
+        PROTOCOL, 3, "run", "r", (1,), Step("m:f", {"svrg": svrg}, -5, Each(torch.ones(1, 2)), None, False), ((7,),)
     )
     past = MemoryVersions((0,), (9,), anchor)
-    for value in (walk, anchor, order, past):
+    for value in (svrg, anchor, order, past):
         assert_same(decode(encode(value), NAMES), value)
 
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_sent_is_refused_by_the_sender(value: Any) -> None:
         "coterie.methods.baselines.local_svrg:Nobody",
         "coterie.methods.none:Nobody",
         "coterie.methods..x:y",
-        "coterie.methods.baselines.local_svrg:Walk.share",
+        "coterie.methods.baselines.local_svrg:SVRGSteps.share",
         f"{__name__}:Mine",
     ],
 )
@@ -243,10 +243,10 @@ def corrupted(data: bytes, dice: random.Random) -> bytes:
 
 def test_thousands_of_mutated_messages_never_raise_anything_else() -> None:
     dice = random.Random(0)
-    walk = Walk(0.1, 2, 0.5, 10, 4)
+    svrg = SVRGSteps(0.1, 2, 0.5, 10, 4)
     step = Step(
         "shared/gradient",
-        {"batch": 3, "w": walk},
+        {"batch": 3, "w": svrg},
         7,
         (torch.ones(3), Each(torch.eye(2))),
         None,

@@ -15,7 +15,7 @@ from coterie.federation import Federation, LocalEngine, Memory, Shard, pack, wor
 from coterie.federation.remote import PERMISSIVE, InProcess, Limits, Names, Node, Policy, RemoteEngine, Trouble
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Declaration, Done, Order, Reply, Step
-from coterie.federation.work import Each, Static, held
+from coterie.federation.work import Each, Static
 from coterie.numerics import Draw
 
 DRAW = Draw.of(0)
@@ -230,7 +230,7 @@ def test_memory_a_rejected_client_keeps_what_it_had() -> None:
     for sick in (False, True, False):
         gathered, memory = fed.gather(count_up, memory=memory, draw=DRAW, sick=sick)
     assert gathered.rows.flatten().tolist() == [2.0, 1.0, 2.0]
-    assert engine.recall(held(memory)).flatten().tolist() == [3.0, 2.0, 3.0]
+    assert engine.recall(memory.payload).flatten().tolist() == [3.0, 2.0, 3.0]
     assert kinds(fed) == [(1, "rejected")]
 
 
@@ -239,7 +239,7 @@ def test_memory_that_is_not_finite_is_not_kept() -> None:
     gathered, memory = fed.gather(remembers_nan, memory=Memory.start(torch.zeros(1), 3), draw=DRAW)
     assert gathered.ids.tolist() == [0, 2]
     assert kinds(fed) == [(1, "rejected")]
-    assert engine.recall(held(memory)).flatten().tolist() == [1.0, 0.0, 1.0]
+    assert engine.recall(memory.payload).flatten().tolist() == [1.0, 0.0, 1.0]
 
 
 def test_old_memory_stays_as_it_was_while_somebody_holds_it() -> None:
@@ -252,7 +252,7 @@ def test_old_memory_stays_as_it_was_while_somebody_holds_it() -> None:
     assert again.rows.flatten().tolist() == [1.0, 1.0]
     kept = {len(n.store._kept["run"]) for n in transport.here.values()}
     assert max(kept) <= 4
-    assert engine.recall(held(later)).flatten().tolist() == [4.0, 4.0]
+    assert engine.recall(later.payload).flatten().tolist() == [4.0, 4.0]
 
 
 def test_asking_the_target_costs_it_no_memory() -> None:
@@ -271,9 +271,9 @@ def test_memory_that_is_shown_in_another_form_is_not_taken() -> None:
         transport.change = lambda node, order, reply, lie=lie: (
             encode(decode(reply, NAMES)._replace(content=lie)) if node == "node1" else reply
         )
-        assert engine.recall(held(memory)).flatten().tolist() == [1.0, 0.0]
+        assert engine.recall(memory.payload).flatten().tolist() == [1.0, 0.0]
     transport.change = as_is
-    assert engine.recall(held(memory)).flatten().tolist() == [1.0, 1.0]
+    assert engine.recall(memory.payload).flatten().tolist() == [1.0, 1.0]
 
 
 def test_a_repeated_order_is_done_once() -> None:

@@ -17,7 +17,7 @@ from coterie.engines.nvflare.compute import Compute, Lost, opened, sealed
 from coterie.engines.nvflare.project import new
 from coterie.engines.nvflare.transport import LOST, FlareTransport
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import assemble, fitting, node_of
+from coterie.experiment.build import assemble, build_problem_and_method, node_of
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
@@ -138,7 +138,7 @@ def test_a_new_job_is_whole_and_nothing_is_overwritten(tmp_path: Path) -> None:
     assert {path.name for path in paths} == {"config.toml", "job.py", "data.py"}
     config = load(tmp_path / "mine" / "config.toml")
     assert config.run.engine == "nvflare"
-    fitting(config)
+    build_problem_and_method(config)
     space: dict[str, Any] = {}
     exec((tmp_path / "mine" / "data.py").read_text(), space)
     made = space["rows"]("site-2").node(1, modules=(), store=Store(), shares_memory=False)

@@ -15,7 +15,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.loop import run_rounds
 from coterie.federation.remote import InProcess, Trouble
 from coterie.federation.tree import named_leaves
-from coterie.federation.work import Handle, Memory, held, seen
+from coterie.federation.work import Handle, Memory, rows_for_records
 from coterie.methods.registry import method_entry
 
 KEEPS = ("ditto", "pfedme", "local-train", "top-k", "count-sketch", "fedsep-redraw", "ds-fl")
@@ -37,7 +37,7 @@ def opened(state: Any, recall: Any) -> Any:
     values: dict[str, Any] = {}
     for name, leaf in named_leaves(state):
         if isinstance(leaf, Memory):
-            inside = held(leaf)
+            inside = leaf.payload
             values |= {
                 f"{name}@{n}": t for n, t in named_leaves(recall(inside) if isinstance(inside, Handle) else inside)
             }
@@ -111,7 +111,7 @@ def test_nodes_that_lost_their_memory_begin_anew_and_are_named(case: Case, tmp_p
     assert result.summary["outcome"] == "finished"
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     lost = [event for event in events if event["event"] == "memory lost"]
-    versions = [held(leaf).versions for _, leaf in named_leaves(result.state) if isinstance(leaf, Memory)]
+    versions = [leaf.payload.versions for _, leaf in named_leaves(result.state) if isinstance(leaf, Memory)]
     if versions:
         assert sorted(event["client"] for event in lost) == list(range(5))
         assert {event["round"] for event in lost} == {2}
@@ -185,7 +185,7 @@ def test_models_that_clients_keep_are_shown_only_by_nodes_that_are_willing() -> 
 
     with pytest.raises(UsageError, match="shares_memory"):
         assemble(on_nodes(config_of(case)), secretive)
-    assert seen(Memory.start(torch.ones(2), 3)).shape == (3, 2)
+    assert rows_for_records(Memory.start(torch.ones(2), 3)).shape == (3, 2)
 
 
 def test_a_resumed_run_is_known_to_nodes_by_the_same_name() -> None:

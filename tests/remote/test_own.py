@@ -43,8 +43,8 @@ def test_it_is_what_the_same_rows_give_in_one_process(method: Any, tmp_path: Pat
     problem = at_server(net(), "cross_entropy", 3, rows(9), rows(8))
     remote = run_here(problem, method, nodes(), tmp_path / "out", {"rounds": 3}, {"patience": 1.0})
     shards = [rows(k, 20 + k) for k in range(3)]
-    fed = coterie.Federation.local(shards, rows(9), model=net(), loss="cross_entropy", test=rows(8), mode="sequential")
-    local = coterie.fit(fed, method, rounds=3)
+    here = coterie.Weighting.on(shards, rows(9), model=net(), loss="cross_entropy", test=rows(8))
+    local = coterie.fit(here, method, rounds=3, mode="sequential")
     torch.testing.assert_close(remote.view.model, local._result.view.model, rtol=1e-5, atol=1e-6)
     assert remote.ledger.by_cause == local.ledger.by_cause
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())

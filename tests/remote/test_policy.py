@@ -19,7 +19,7 @@ from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Done, Order, Step
 from coterie.federation.remote.policy import BATCHES, POSITIONS, RECORDS, SIZES, STEPS, WORKS, PolicyError, Tally
 from coterie.federation.work import Static
-from coterie.methods.baselines.local_svrg import Anchor, Walk
+from coterie.methods.baselines.local_svrg import Anchor, SVRGSteps
 from coterie.methods.registry import METHODS
 from coterie.numerics import Draw
 
@@ -78,8 +78,8 @@ REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
     "batch must be a whole number, not '8.0'": (GRADIENT, {"batch": 8.0}),
     "steps = 200000 exceeds steps = 10000": (STEPPING, {"batch": 8, "steps": 200_000, "step": 0.1}),
     "steps must be a whole number": (STEPPING, {"batch": 8, "steps": 1e9, "step": 0.1}),
-    "batch = 2 is below": (WALKING, {"steps": 1, "walk": Walk(0.1, 1, 0.5, 1, 2), "first": 0}),
-    "walk must be a named tuple": (WALKING, {"steps": 1, "walk": (0.1, 1, 0.5, 1, 2), "first": 0}),
+    "batch = 2 is below": (WALKING, {"steps": 1, "svrg": SVRGSteps(0.1, 1, 0.5, 1, 2), "first": 0}),
+    "svrg must be a named tuple": (WALKING, {"steps": 1, "svrg": (0.1, 1, 0.5, 1, 2), "first": 0}),
     "exceed size": (
         "count-sketch/sketched-steps",
         {"rows": 1 << 20, "columns": 1 << 20, "batch": 8},
@@ -208,5 +208,5 @@ def test_every_setting_that_a_work_reads_is_classified() -> None:
                 read.add(ast.literal_eval(part.args[0]))
     read.remove("work")  # the method of `Static` that finds another work
     assert read == known, (read - known, known - read)
-    assert {"steps", "batch"} <= set(Walk._fields)
+    assert {"steps", "batch"} <= set(SVRGSteps._fields)
     assert Anchor._fields  # sent as memory only

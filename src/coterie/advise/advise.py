@@ -21,6 +21,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from coterie import machine
 from coterie.advise.contributions import Contributions, contributions
 from coterie.advise.screening import (
     LEVEL,
@@ -34,7 +35,7 @@ from coterie.advise.screening import (
     squared_errors,
 )
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import Parts, check_needs, checked_device, federate
+from coterie.experiment.build import Parts, check_needs, federate
 from coterie.experiment.config import Config, PrivacyTable
 from coterie.experiment.loop import Result, run_rounds
 from coterie.experiment.records import prepare
@@ -120,7 +121,7 @@ def prepare_files(config: Config, orders: int) -> PreparedFiles:
             "of it. Leave it out, and train with `coterie run` if the model should be private."
         )
     settings = {key: value for key, value in config.problem.items() if key not in ("own", "test")}
-    device = checked_device(config.run.device, config.run.dtype)
+    device = machine.checked_device(config.run.device, config.run.dtype)
     context = Context(config.run.seed, getattr(torch, config.run.dtype), device)
     return load_files(context, **settings, orders=orders)
 

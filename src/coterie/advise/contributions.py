@@ -31,7 +31,7 @@ from coterie.advise.screening import (
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Batch, Federation, LocalEngine, Shard, Static, work
 from coterie.federation.tree import Tree
-from coterie.methods.shared.optimisers import Server
+from coterie.methods.shared.optimisers import UpdateRule
 from coterie.numerics import Draw
 from coterie.problems.files import PreparedFiles
 
@@ -153,7 +153,7 @@ class _Game:
         together = rows.sum(1, keepdim=True)
         share = (together / (together + self.own)).clamp(max=0.5)
         W = share * rows / together.clamp(min=1.0)  # [A, K]
-        rule = Server("adam", plan.step)
+        rule = UpdateRule("adam", plan.step)
         x = self.start.expand(len(sets), plan.folds, -1).contiguous()
         moments = rule.start(x)
         for t in range(plan.steps):

@@ -26,7 +26,7 @@ from torch.func import vmap
 
 from coterie.federation import RESULT, Batch, Each, Federation, Ledger, LocalEngine, Rows, Shard, Static, work
 from coterie.federation.tree import Tree
-from coterie.methods.shared.optimisers import Server
+from coterie.methods.shared.optimisers import UpdateRule
 from coterie.numerics import Draw
 from coterie.numerics.paired import holm
 from coterie.problems.files import PreparedFiles
@@ -187,7 +187,7 @@ def _trained(
     fed: Federation, start: Tensor, share: Tensor, most: int, plan: ScreeningPlan, chunk: int, draw: Draw
 ) -> Tensor:
     """Held-out errors [1 + K(1 + M), n]: of training alone, then a partner after the other, its true arm first."""
-    rule = Server("adam", plan.step)
+    rule = UpdateRule("adam", plan.step)
     K, arms = fed.n, 1 + plan.placebos
     x = start.expand(1 + K * arms, plan.folds, -1).contiguous()
     moments = rule.start(x)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie import machine
+from coterie import __version__, machine
 from coterie.consent import allowing
 from coterie.errors import CoterieError, clean
 
@@ -20,6 +20,22 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning that learns whom to learn from."""
+
 
 CTRL_C = 130  # what typer makes of it
 LAYOUT = "\n\t"  # what an error may use of control characters: names of files and columns are somebody's text

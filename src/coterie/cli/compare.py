@@ -22,7 +22,7 @@ def compare(
     budget: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="Each run ends with the round that has moved so much.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
     allow_code: AllowCode = None,

@@ -50,5 +50,5 @@ def data_get(
     from coterie.report.terminal import download_progress
 
     with download_progress() as progress:
-        place = fetch(name, folder, progress)
-    print(f"{name} is in {place}")
+        found = fetch(name, folder, progress)
+    print(f"{name} is in {found}")

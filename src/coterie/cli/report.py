@@ -28,13 +28,13 @@ def report(
         print(f"left out: {clean(complaint)}", file=sys.stderr)
     if not runs:
         raise RunError("there is nothing to report: none of the folders could be read.")
-    place = out or (folders[0] if len(folders) == 1 else new_folder("report"))
-    page = write(place, runs, complaints)
+    destination = out or (folders[0] if len(folders) == 1 else new_folder("report"))
+    page = write(destination, runs, complaints)
     if json:
-        found = {"report": str(page), "plots": str(place / "plots"), "runs": len(runs), "left_out": complaints}
+        found = {"report": str(page), "plots": str(destination / "plots"), "runs": len(runs), "left_out": complaints}
         print(jsonlib.dumps(found, indent=2))
     else:
-        print(f"The report is in {page}, its charts as SVG in {place / 'plots'}.")
+        print(f"The report is in {page}, its charts as SVG in {destination / 'plots'}.")
 
 
 @app.command(epilog="Example: coterie watch runs/first --port 8080")

@@ -22,7 +22,7 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="Instead of those of the scale.")] = None,
     rows: Annotated[str | None, typer.Option(metavar="A;B", help="Only these rows, separated by ;.")] = None,
     columns: Annotated[str | None, typer.Option(metavar="A;B", help="Only these columns, separated by ;.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one a core.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one per core.")] = None,
     read: Annotated[bool, typer.Option("--read", help="Run nothing; make the table of what is in --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
     cells: Annotated[int, typer.Option(min=1, help="With check: how many cells of each stored result.")] = 2,

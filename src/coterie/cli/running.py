@@ -64,7 +64,7 @@ def resume(
     allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
-    """Go on with an interrupted run; the result is the same as if it had not been interrupted."""
+    """Resume an interrupted run; the result is the same as without the interruption."""
     from coterie.experiment.config import load
     from coterie.experiment.run import resume as resume_experiment
 
@@ -89,7 +89,7 @@ def tune(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How long each combination runs.")] = 5,
     seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one a core.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
     allow_code: AllowCode = None,

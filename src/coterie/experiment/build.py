@@ -15,27 +15,35 @@ from coterie.errors import UsageError
 from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
-    Attacked,
     Call,
     Federation,
     Ledger,
     LocalEngine,
     Participation,
     Screening,
+    Stage,
     Static,
     faster_mode,
+    staged,
 )
 from coterie.federation.local import Mode
 from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
 from coterie.federation.stages.compression import Compression
-from coterie.federation.stages.faults import Faults, Faulty
-from coterie.federation.stages.privacy import Mechanism, composed, epsilon, library, unamplified
-from coterie.federation.work import Handle, lent
+from coterie.federation.stages.faults import Faults
+from coterie.federation.stages.privacy import (
+    Mechanism,
+    Privacy,
+    composed,
+    epsilon,
+    library,
+    sends_whole_numbers,
+    unamplified,
+)
+from coterie.federation.work import Handle, with_recall
 from coterie.methods import Method
 from coterie.methods.registry import METHODS, learns_weights, method_entry
-from coterie.methods.shared.compressing import compressed
 from coterie.methods.shared.forfeiting import forfeiting
-from coterie.methods.shared.private import check_private, private
+from coterie.methods.shared.staged import with_stages
 from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
@@ -67,7 +75,7 @@ Network = Callable[[Config, Any], Transport]
 def make_problem(config: Config) -> Any:
     """The problem that a configuration describes."""
     machine.require(config.run.portable)
-    device = checked_device(config.run.device, config.run.dtype)
+    device = machine.checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
     context = Context(config.run.seed, dtype, device, statistics_privacy(config))
     problem = problem_entry(config.run.problem).make(context, **config.problem)
@@ -101,7 +109,7 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     return node_for(problem, clients, target=target, mode=mode, **options)
 
 
-def fitting(config: Config) -> tuple[Any, Method]:
+def build_problem_and_method(config: Config) -> tuple[Any, Method]:
     """The problem and the method of a configuration, which fit each other and the engine."""
     problem = make_problem(config)
     method = method_entry(config.run.method).make(**config.method)
@@ -117,26 +125,35 @@ def fitting(config: Config) -> tuple[Any, Method]:
 
 def assemble(config: Config, network: Network | None = None) -> Parts:
     """Build what a configuration describes; run.engine other than local needs its network."""
-    problem, method = fitting(config)
-    method, table = with_screened_copies(method, config)
+    problem, method = build_problem_and_method(config)
     threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
-    if config.run.engine != "local":
-        if network is None:
-            raise UsageError(
-                f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}."
-            )
-        fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
-        method.view(lent(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
-        return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
-    with using_threads(threads):
+    config = config.with_run(threads=threads)
+    if config.run.engine == "local":
+        return assemble_locally(config, problem, method)
+    if network is None:
+        raise UsageError(f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}.")
+    method, table = with_screened_copies(method, config)
+    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
+    method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
+    return Parts(config.with_federation(**chosen), problem, method, fed)
+
+
+def assemble_locally(config: Config, problem: Problem, method: Method) -> Parts:
+    """The live objects of a run whose clients are in this process, with everything that the configuration adds:
+    screening, privacy, compression and faults.
+
+    Args:
+        config: the configuration of the run.
+        problem: what is minimised.
+        method: how it is trained.
+    """
+    method, table = with_screened_copies(method, config)
+    with using_threads(config.run.threads):
         fed, chosen = federate(problem, table)
-    if config.privacy.clip is not None:
-        method = hiding(method, problem, fed, config)
-    if table.compress != "none":
-        method = compressed(method, fed, Compression(table.compress, table.ratio, table.feedback))
-    fed = over_a_bad_line(fed, config.faults, config.run.seed)
+    fed = with_simulated_stages(fed, method, problem, config)
+    method = with_stages(method, fed.engine)
     method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
-    return Parts(config.with_run(threads=threads).with_federation(**chosen), problem, method, fed)
+    return Parts(config.with_federation(**chosen), problem, method, fed)
 
 
 def with_screened_copies(method: Method, config: Config) -> tuple[Method, FederationTable]:
@@ -283,7 +300,7 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
     attack = problem.attack
     fed = Federation.on(
-        engine if attack is None or not attack.on_uploads else Attacked(engine, attack),
+        engine if attack is None or not attack.on_uploads else staged(engine, attack),
         participation=Participation(table.active, table.count),
         screening=screening(table),
         target=table.target,
@@ -293,17 +310,33 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
     return fed, {"mode": mode, "chunk": chunk}
 
 
-def hiding(method: Method, problem: Problem, fed: Federation, config: Config) -> Method:
-    """The same method with private uploads; without the accountant, or if it sends what noise cannot hide, refused."""
+def with_simulated_stages(fed: Federation, method: Method, problem: Problem, config: Config) -> Federation:
+    """The federation with privacy, faults and compression as configured; an attack is there already.
+
+    Sizes that clients declare falsely are noted as events.
+    """
+    stages: list[Stage] = []
+    if config.privacy.clip is not None:
+        stages.append(privacy_stage(method, problem, config))
+    faults = Faults(**config.faults.model_dump(), seed=config.run.seed)
+    if faults.happen:
+        stages.append(faults)
+        fed.book.events += [{"round": 0, "phase": "sizes", **lie} for lie in faults.lies(fed.engine.sizes)]
+    table = config.federation
+    if table.compress != "none":
+        stages.append(Compression(table.compress, table.ratio, table.feedback))
+    return replace(fed, engine=staged(fed.engine, *stages))
+
+
+def privacy_stage(method: Method, problem: Problem, config: Config) -> Privacy:
+    """How clients hide their uploads; refused without the accountant, or if the method sends whole numbers."""
     table = config.privacy
-    if table.clip is None:
-        return method
+    assert table.clip is not None
     if table.noise:
         library()
-    mechanism, name = Mechanism(table.clip, table.noise), noise_name(config)
-    hidden = private(method, fed, mechanism, table.delta, released(problem), name)
-    check_private(hidden, problem, fed)
-    return hidden
+    for work in method.whole_numbers:
+        raise sends_whole_numbers(work)
+    return Privacy(Mechanism(table.clip, table.noise), noise_name(config), table.delta, released(problem))
 
 
 def noise_name(config: Config) -> str:
@@ -375,18 +408,8 @@ def _shows_memory(method: Method, state: Any) -> bool:
         asked.append(handle)
         return handle.start
 
-    method.view(lent(state, recall))
+    method.view(with_recall(state, recall))
     return bool(asked)
-
-
-def over_a_bad_line(fed: Federation, table: FaultsTable, seed: int) -> Federation:
-    """The same federation with faults, if there are any; what clients say falsely from the start is noted."""
-    faults = Faults(**table.model_dump(), seed=seed)
-    if not faults.happen:
-        return fed
-    engine = Faulty(fed.engine, faults)
-    fed.book.events += [{"round": 0, "phase": "sizes", **lie} for lie in engine.lies()]
-    return replace(fed, engine=engine)
 
 
 def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
@@ -394,25 +417,12 @@ def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
     if method.fits(problem.offers):
         return
     missing = [IN_WORDS.get(need, need) for need in sorted(method.needs - problem.offers)]
-    fitting = [e.name for e in METHODS if e.make().fits(problem.offers)]
+    suitable = [e.name for e in METHODS if e.make().fits(problem.offers)]
     offers = ", ".join(sorted(problem.offers))
     raise UsageError(
         f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "
-        f"Methods that fit: {', '.join(fitting) or 'none'}."
+        f"Methods that fit: {', '.join(suitable) or 'none'}."
     )
-
-
-def checked_device(name: str, dtype: str) -> str:
-    """The device, refused with the reason where it is not there."""
-    kind, _, index = name.partition(":")
-    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-    if kind not in there or (index and not index.isdecimal()):
-        raise UsageError(f"run.device {name!r} is none of cpu, cuda, cuda:N, mps.")
-    if int(index or 0) >= there[kind]:
-        raise UsageError(f"run.device {name} is not available here; set run.device=cpu.")
-    if kind == "mps" and dtype == "float64":
-        raise UsageError("run.device mps has no float64; set run.dtype=float32 or run.device=cpu.")
-    return name
 
 
 def _chunk(problem: Problem, megabytes: int) -> int:

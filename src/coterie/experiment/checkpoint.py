@@ -20,12 +20,14 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation.ledger import Ledger
 from coterie.federation.naming import current
-from coterie.federation.tree import Tree, mapped, named_leaves, tree_flatten, tree_unflatten
-from coterie.federation.work import Handle, Memory, held
+from coterie.federation.tree import Tree, mapped, named_leaves, tree_flatten, tree_leaves, tree_unflatten
+from coterie.federation.work import Handle, Memory
+from coterie.methods.shared.staged import StagedState
 from coterie.storage import make_folder, tensor_bytes, write_atomically
 
 VERSION = 1
 KEEP = 2
+ERRORS = re.compile(r"stages\['compression'\]\.errors\['([^']+)'\]@clients")  # one for each upload so far
 FORMERLY = re.compile(r"(?<=\[')[\w.]+:\w+(?=/)")  # a name of a work as older versions wrote it, as a key of errors
 LOOP = "loop@"  # before the names of tensors that belong to the loop, not to the method's state
 MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.baselines", "run.budget", "run.log"} | {
@@ -57,8 +59,8 @@ def save(folder: Path, state: Tree, progress: Progress, settings: Mapping[str, A
     make_folder(folder)
     tensors, plain = _encode(state)
     tensors |= {f"{LOOP}{name}": t.detach().contiguous().cpu().clone() for name, t in progress.tensors.items()}
-    told = {name: value for name, value in progress._asdict().items() if name != "tensors"}
-    content = {"version": VERSION, "settings": settings, "plain": plain, **told}
+    counts = {name: value for name, value in progress._asdict().items() if name != "tensors"}
+    content = {"version": VERSION, "settings": settings, "plain": plain, **counts}
     header = json.dumps(content, sort_keys=True)
     metadata = {"coterie": header, "sha256": _checksum(header, tensors)}
     write_atomically(folder / f"{progress.rounds:08d}.safetensors", tensor_bytes(tensors, metadata))
@@ -115,7 +117,12 @@ def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree
         rounds, seconds, ledger, lengths = (content[name] for name in ("rounds", "seconds", "ledger", "lengths"))
         own = {name.removeprefix(LOOP): t for name, t in tensors.items() if name.startswith(LOOP)}
         progress = _sound(Progress(rounds, seconds, ledger, lengths, content.get("more", {}), own))
-        return _decode(template, _renamed(tensors), _renamed(content["plain"])), progress
+        plain = _renamed(content["plain"])
+        tensors = _renamed(tensors)
+        if isinstance(template, StagedState):
+            tensors, plain = _unnested(template, tensors, plain)
+            template = _with_errors(template, tensors)
+        return _decode(template, tensors, plain), progress
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None
 
@@ -123,6 +130,43 @@ def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree
 def _renamed(leaves: dict[str, Any]) -> dict[str, Any]:
     """The same leaves; errors of compressed uploads, which are named after a work, have its name of today."""
     return {FORMERLY.sub(lambda match: current(match[0]), name): leaf for name, leaf in leaves.items()}
+
+
+def _unnested(
+    template: StagedState, tensors: dict[str, Tensor], plain: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The same leaves; former versions put the state of privacy around the method's, and the errors around both."""
+    privacy, compression = ("stages['privacy'].", "stages['compression'].")
+    keys = template.stages.keys()
+    lacks_uploads = "privacy" in keys and f"{privacy}uploads" not in tensors
+    lacks_clients = "compression" in keys and f"{compression}clients" not in plain
+    if not lacks_uploads and not lacks_clients:
+        return tensors, plain
+    outer = "inner." if lacks_uploads and lacks_clients else ""
+
+    def current_name(name: str) -> str:
+        if name.startswith("errors["):
+            return compression + name
+        if lacks_uploads and name in (f"{outer}uploads", f"{outer}at_once"):
+            return privacy + name.removeprefix(outer)
+        return name.removeprefix("inner.") if outer and name.startswith("inner.inner") else name
+
+    counted = {f"{compression}clients": template.stages["compression"].clients} if lacks_clients else {}
+    return {current_name(k): v for k, v in tensors.items()}, {current_name(k): v for k, v in plain.items()} | counted
+
+
+def _with_errors(template: StagedState, tensors: dict[str, Tensor]) -> StagedState:
+    """The template with an error for each upload of the checkpoint; a state has none before its first round."""
+    state = template.stages.get("compression")
+    if state is None:
+        return template
+    device = next((leaf.device for leaf in tree_leaves(template) if isinstance(leaf, Tensor)), None)
+    found = {match[1]: rows for name, rows in tensors.items() if (match := ERRORS.fullmatch(name))}
+    for name, rows in found.items():
+        if rows.dim() != 2 or len(rows) != state.clients or not rows.is_floating_point():
+            raise Damaged(f"its error of {name} does not fit the configuration")
+    errors = {name: Memory(rows.to(device)) for name, rows in found.items()}
+    return template._replace(stages={**template.stages, "compression": state._replace(errors=errors)})
 
 
 def _sound(progress: Progress) -> Progress:
@@ -147,7 +191,7 @@ def _encode(state: Tree) -> tuple[dict[str, Tensor], dict[str, Any]]:
     plain: dict[str, Any] = {}
     for name, leaf in named_leaves(state):
         if isinstance(leaf, Memory):
-            inside = held(leaf)
+            inside = leaf.payload
             if isinstance(inside, Handle):  # the rows lie at the nodes
                 tensors[f"{name}@versions"] = inside.versions.cpu()
                 inside = mapped(_compact, inside.start)
@@ -180,13 +224,13 @@ def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -
     leaves: list[Any] = []
     for name, leaf in named_leaves(template):
         if isinstance(leaf, Memory):
-            structure = tree_flatten(held(leaf))[1]
+            structure = tree_flatten(leaf.payload)[1]
             versions = tensors.get(f"{name}@versions")
             if versions is None:
-                inner = [tensor(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
+                inner = [tensor(f"{name}@clients{path}", like) for path, like in named_leaves(leaf.payload)]
                 leaves.append(Memory(tree_unflatten(inner, structure)))
                 continue
-            each = [(f"{name}@clients{path}", like) for path, like in named_leaves(held(leaf))]
+            each = [(f"{name}@clients{path}", like) for path, like in named_leaves(leaf.payload)]
             inner = [tensor(path, like[: len(tensors.get(path, like))]).expand(like.shape) for path, like in each]
             if versions.dtype != torch.int64 or any(like.shape[:1] != versions.shape for _, like in each):
                 raise Damaged(f"its {name} does not fit the configuration")

@@ -123,10 +123,10 @@ def _check_same(case: Case, place: Path) -> None:
 
 
 def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The table, a row a method, by the first measure that all finished runs have; the first is the reference."""
+    """The table, one row per method, by the first measure that all finished runs have; the first is the reference."""
     fine = [(case, summary) for case, summary in done if summary["outcome"] == "finished"]
     config = done[0][0].config
-    about = {"problem": config.run.problem, "rounds": config.run.rounds, "budget": config.run.budget}
+    settings = {"problem": config.run.problem, "rounds": config.run.rounds, "budget": config.run.budget}
     runs = [
         {"method": case.method, "seed": case.seed, "folder": f"runs/{case.name}"}
         | {key: summary.get(key) for key in ("outcome", "message", "rounds", "final", "communication", "seconds")}
@@ -135,7 +135,7 @@ def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]]) -> dict[str, Any]:
     outcome = "finished" if len(fine) == len(done) else "some runs did not finish"
     measure = next((m for m in MEASURES if fine and all(_value(s, m) is not None for _, s in fine)), None)
     if measure is None:
-        return {**about, "outcome": outcome, "measure": None, "rows": [], "tests": None, "runs": runs}
+        return {**settings, "outcome": outcome, "measure": None, "rows": [], "tests": None, "runs": runs}
     better = measure.endswith("accuracy")
     values: dict[str, dict[int, float]] = {case.method: {} for case, _ in done}
     for case, summary in fine:
@@ -158,7 +158,7 @@ def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]]) -> dict[str, Any]:
             }
         )
     return {
-        **about,
+        **settings,
         "outcome": outcome,
         "measure": measure,
         "higher_is_better": better,

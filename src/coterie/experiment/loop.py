@@ -25,7 +25,7 @@ from coterie.experiment.records import Records, save_model
 from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
 from coterie.federation.tree import Tree, named_leaves
-from coterie.federation.work import Handle, Memory, elsewhere, held, lent
+from coterie.federation.work import Handle, Memory, remote_memories, with_recall
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
@@ -175,7 +175,7 @@ class _Run:
         self.clock = perf_counter() - done.seconds
         self.saved = done.rounds if done.rounds else -1
         # nodes may forget what nobody here holds any more; a run may have to go back to these
-        self.safe = deque([elsewhere(done.state)], maxlen=checkpoint.KEEP)
+        self.safe = deque([remote_memories(done.state)], maxlen=checkpoint.KEEP)
         self.guarded = guarded(parts)
 
     def rounds(self) -> Outcome:
@@ -331,7 +331,7 @@ class _Run:
         done = self.done
         checkpoint.save(self.folder / "checkpoint", done.state, done.progress(), self.parts.config.settings())
         self.saved = done.rounds
-        self.safe.append(elsewhere(done.state))
+        self.safe.append(remote_memories(done.state))
 
     def view(self, state: Any) -> View:
         """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
@@ -384,15 +384,15 @@ class _Run:
         if notes:
             summary["notes"] = notes
         if self.folder is not None:
-            about = {
+            metadata = {
                 "format": "pt",
                 "coterie_method": config.run.method,
                 "coterie_problem": config.run.problem,
             }
-            save_model(self.folder / "model.safetensors", self.parts.problem.named(view), about)
+            save_model(self.folder / "model.safetensors", self.parts.problem.named(view), metadata)
             if best is not None:
-                about = {**about, "coterie_round": str(best.round)}
-                save_model(self.folder / "model-best.safetensors", self.parts.problem.named(best.view), about)
+                metadata = {**metadata, "coterie_round": str(best.round)}
+                save_model(self.folder / "model-best.safetensors", self.parts.problem.named(best.view), metadata)
             for name, data in self.parts.problem.artifacts.items():
                 write_json(self.folder / name, data)
             write_json(self.folder / "ledger.json", ledger.as_dict())
@@ -404,7 +404,7 @@ class _Run:
 
 def seen(parts: Parts, state: Any) -> View:
     """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
-    return parts.method.view(lent(state, getattr(parts.fed.engine, "recall", None)))
+    return parts.method.view(with_recall(state, getattr(parts.fed.engine, "recall", None)))
 
 
 def guarded(parts: Parts) -> bool:
@@ -447,9 +447,9 @@ def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, 
 
 def _finite(state: Tree) -> bool:
     for _, leaf in named_leaves(state):
-        if isinstance(leaf, Memory) and isinstance(held(leaf), Handle):
+        if isinstance(leaf, Memory) and isinstance(leaf.payload, Handle):
             continue  # nodes do not keep what is not finite
-        inner = [t for _, t in named_leaves(held(leaf))] if isinstance(leaf, Memory) else [leaf]
+        inner = [t for _, t in named_leaves(leaf.payload)] if isinstance(leaf, Memory) else [leaf]
         for tensor in inner:
             if not _is_finite(tensor):
                 return False

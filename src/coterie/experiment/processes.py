@@ -160,7 +160,7 @@ class _Workers:
 def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | None = None) -> list[dict[str, Any]]:
     """Run all, in the order given, and return their summaries.
 
-    at_once is by default one a core; the cores are shared out among them.
+    at_once is by default one per core; the cores are shared out among them.
     """
     watch = watch or Watch()
     cores = os.cpu_count() or 1

@@ -92,7 +92,7 @@ class Records:
         self._write("events.jsonl", json.dumps(line))
 
     def weights(self, round: int, weights: Tensor) -> None:
-        """One row of weights, or of a matrix one a target; the header names the clients."""
+        """One row of weights, or one row per target of a matrix; the header names the clients."""
         matrix = weights.dim() == 2
         if self._files["weights.csv"].tell() == 0:
             keys = ["round", "target"] if matrix else ["round"]

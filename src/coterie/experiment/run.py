@@ -40,7 +40,7 @@ def run(
 
 
 def resume(folder: Path, watch: Watch, *, network: Network | None = None) -> dict[str, Any]:
-    """Go on where a run was interrupted; one that is finished is read, not run again."""
+    """Resume a run where it was interrupted; one that is finished is read, not run again."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}.")
     if not (folder / "config.toml").is_file():
@@ -61,9 +61,9 @@ def _with_baselines(
         return summary
     baselines: dict[str, Any] = {}
     for name in config.run.baselines or []:
-        place = folder / "baselines" / name
-        make_folder(place)
-        one = _one(config.for_baseline(name), place, watch(name, True), home=folder, network=network)
+        subfolder = folder / "baselines" / name
+        make_folder(subfolder)
+        one = _one(config.for_baseline(name), subfolder, watch(name, True), home=folder, network=network)
         if one["outcome"] == "stopped":
             return {**summary, "outcome": "stopped", "message": one["message"]}
         baselines[name] = {k: one[k] for k in ("outcome", "final", "communication", "seconds")}
@@ -92,7 +92,7 @@ def _one(
 
 @contextmanager
 def _at_work_in(folder: Path) -> Iterator[None]:
-    """Alone in a folder; an interruption between rounds says how to go on."""
+    """Alone in a folder; the error of an interruption names the command that resumes."""
     try:
         with sole_user(folder):
             yield

@@ -13,13 +13,13 @@ from coterie.federation.api import (
 from coterie.federation.ledger import Ledger
 from coterie.federation.local import LocalEngine, faster_mode
 from coterie.federation.shards import Batch, Rows, Shard, Stack, pack
-from coterie.federation.stages.attacks import Attack, Attacked
+from coterie.federation.stages.attacks import Attack
+from coterie.federation.stages.base import Stage, Staged, staged
 from coterie.federation.work import RESULT, Each, Memory, Static, Update, Work, moved_from, work
 
 __all__ = [
     "RESULT",
     "Attack",
-    "Attacked",
     "Batch",
     "Call",
     "Each",
@@ -36,11 +36,14 @@ __all__ = [
     "Screening",
     "Shard",
     "Stack",
+    "Stage",
+    "Staged",
     "Static",
     "Update",
     "Work",
     "faster_mode",
     "moved_from",
     "pack",
+    "staged",
     "work",
 ]

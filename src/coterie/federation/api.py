@@ -20,20 +20,31 @@ from coterie.federation.tree import Size, Tree, joined, mapped, put, rows, size,
 from coterie.federation.work import Each, Memory, MovedFrom, Static, Update, Work, info_of, name_of
 from coterie.numerics import Draw
 
-Place = Literal["server"] | int
+TargetAt = Literal["server"] | int
+"""Where the target's rows are: at the server, or at the client of this number."""
 NOTHING = 1e-9  # an update so much shorter than the median of its phase is 0
 SAME = 1e-6  # updates that differ by so much of their length are equal
 Key = TypeVar("Key")
 
 
 class Call(NamedTuple):
-    """One work to be run at many clients. Rows of `Each` values and of memory are numbered by client id."""
+    """One work to be run at many clients. Rows of `Each` values and of memory are numbered by client id.
+
+    Args:
+        work: the work.
+        shared: what every client is sent.
+        memory: what the clients remember, where the work uses it.
+        static: the work's settings.
+        draw: the randomness of the call.
+        round: the number of the round, from 1 on; 0 where nobody counts.
+    """
 
     work: Work
     shared: Tree
     memory: Memory | None
     static: Static
     draw: Draw
+    round: int = 0
 
     def updates(self, ids: Tensor, values: Tree, *, reports: bool = False) -> Tree:
         """What these clients contribute, as their work declares it: results, or differences from where they started.
@@ -135,24 +146,30 @@ class Engine(Protocol):
 
 def together(chunks: Iterable[Replies]) -> Iterator[Replies]:
     """All replies of a phase as one, in one layout whatever the chunks were; nothing where nobody answered."""
-    some = list(chunks)
-    failures = tuple(failure for one in some for failure in one.failures)
-    answered = [one for one in some if len(one.ids)]
+    replies = list(chunks)
+    failures = tuple(failure for chunk in replies for failure in chunk.failures)
+    answered = [chunk for chunk in replies if len(chunk.ids)]
     if answered:
-        sent = None if answered[0].sent is None else sum((one.sent for one in answered if one.sent), Size())
-        ids, values, memory = (joined([one[i] for one in answered]) for i in range(3))
+        sent = None if answered[0].sent is None else sum((chunk.sent for chunk in answered if chunk.sent), Size())
+        ids, values, memory = (joined([chunk[i] for chunk in answered]) for i in range(3))
         yield Replies(ids, values, memory, failures, sent)
     elif failures:
-        yield some[0]._replace(failures=failures)
+        yield replies[0]._replace(failures=failures)
 
 
 @dataclass(frozen=True)
 class Screening:
-    """What a client's update must pass: finite, and below a norm if one is set.
+    """What a client's update must pass; one that is not finite never does.
 
-    With `clip`, an update that is longer than so many times the median of its phase is shortened to that. With
-    `trust`, a client's declared size counts for at most so many times the median size. With `copies`, updates that are
-    0, or equal to another client's, are left out of a phase whose replies are gathered.
+    Args:
+        norm: the largest norm of an update that is accepted; None accepts all.
+        clip: an update longer than this multiple of the median of its phase is shortened to that; None for never.
+        trust: a client's declared size counts for at most this multiple of the median size; None believes all.
+        copies: whether updates that are 0, or equal to another client's, are left out where replies are gathered.
+
+    Example:
+        >>> Screening(trust=2.0).sizes(torch.tensor([10, 10, 9000])).tolist()
+        [10, 10, 20]
     """
 
     norm: float | None = None
@@ -245,19 +262,28 @@ class Screening:
 
 
 def lengths(values: Tree) -> Tensor:
-    """One norm a row, over all real tensors."""
+    """One norm per row, over all real tensors."""
     real = [t.reshape(len(t), -1).square().sum(1) for t in tensors(values) if t.is_floating_point()]
     return torch.stack(real).sum(0).sqrt() if real else torch.zeros(len(tensors(values)[0]))
 
 
 def scaled(rows: Tensor, factor: Tensor) -> Tensor:
-    """Each row times its number; whole numbers are left alone."""
+    """Each row times its factor; whole numbers stay as they are."""
     return rows * factor.to(rows).reshape(-1, *(1,) * (rows.dim() - 1)) if rows.is_floating_point() else rows
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round: everybody, each with a probability, or a fixed number drawn anew."""
+    """Who takes part in a round.
+
+    Args:
+        probability: of each client, independently of the others; 1 for everybody.
+        count: a fixed number of clients instead, drawn anew each round.
+
+    Example:
+        >>> Participation().draw(3, Draw.of(0)).tolist()
+        [0, 1, 2]
+    """
 
     probability: float = 1.0
     count: int | None = None
@@ -295,20 +321,53 @@ class Book:
 
 @dataclass(frozen=True)
 class Federation:
-    """A view on an engine's clients, narrowed to the active ones."""
+    """A view on an engine's clients, narrowed to the active ones.
+
+    Args:
+        engine: where the clients are.
+        ids: the active clients, ascending.
+        book: the ledger and the events, which all views share.
+        screening: what replies must pass.
+        participation: who takes part in a round.
+        target: where the target's rows are.
+        round: the number of the round; 0 before the first.
+        barriers: how many rounds a call counts for; none where it is a part of another one.
+
+    Example:
+        >>> from coterie.federation import Federation, LocalEngine
+        >>> from coterie.methods.shared.works import gradient
+        >>> from coterie.numerics import Draw
+        >>> from coterie.problems import Context
+        >>> from coterie.problems.catalogue.quadratic import quadratic
+        >>> problem = quadratic(Context(0), clients=4, friends=2, dimension=3)
+        >>> fed = Federation.on(LocalEngine(problem.task, problem.train, None, problem.target))
+        >>> fed.mean(gradient, problem.start, draw=Draw.of(0), batch="all").shape
+        torch.Size([3])
+        >>> fed.gather(gradient, problem.start, draw=Draw.of(0), batch="all").rows.shape
+        torch.Size([4, 3])
+        >>> fed.sample(count=2, draw=Draw.of(0)).gather(gradient, problem.start, draw=Draw.of(1), batch=1).rows.shape
+        torch.Size([2, 3])
+        >>> fed.ledger.total.rounds
+        3
+    """
 
     engine: Engine
     ids: Tensor
     book: Book = field(default_factory=Book)
     screening: Screening = field(default_factory=Screening)
     participation: Participation = field(default_factory=Participation)
-    target: Place = "server"
+    target: TargetAt = "server"
     round: int = 0
-    barriers: int = 1  # how many rounds a call counts for: none where it is a part of another one
+    barriers: int = 1
 
     @staticmethod
     def on(engine: Engine, **options: Any) -> "Federation":
-        """All clients of an engine."""
+        """The federation of all clients of an engine.
+
+        Args:
+            engine: where the clients are.
+            options: further fields of `Federation`, such as `participation`.
+        """
         n = len(engine.sizes)
         target = options.get("target", "server")
         if target != "server" and not 0 <= target < n:
@@ -337,12 +396,19 @@ class Federation:
 
     def begin(self, round: int, draw: Draw) -> "Federation":
         """The view for one round: its number, and its active set."""
-        at_round = getattr(self.engine, "at_round", None)
-        engine = self.engine if at_round is None else at_round(round)
-        return replace(self, round=round, engine=engine).sample(draw=draw)
+        return replace(self, round=round).sample(draw=draw)
 
     def sample(self, *, probability: float | None = None, count: int | None = None, draw: Draw) -> "Federation":
-        """The view on a fresh active set; without arguments, as the federation is set up."""
+        """The view on a new active set; nothing is moved.
+
+        Args:
+            probability: of each client to take part, independently of the others.
+            count: how many clients take part, instead of a probability. Without both, as the federation is set up.
+            draw: the randomness; the active set depends on nothing else.
+
+        Example:
+            `fed.sample(count=10, draw=draw.phase("second")).mean(gradient, x, draw=draw, batch=32)`
+        """
         if probability is None and count is None:
             chosen = self.participation
         else:
@@ -350,12 +416,16 @@ class Federation:
         return replace(self, ids=chosen.draw(self.n, draw.phase("participation")))
 
     def parts(self, groups: Mapping[Key, Tensor]) -> Iterator[tuple[Key, "Federation"]]:
-        """For each group of clients a view on those of them that are active, if any; one call to each is one round."""
+        """One view per group of clients, on those of them that are active; groups without any are left out.
+
+        Args:
+            groups: the client ids of each group. One call to each of the views counts as one round.
+        """
         barriers = self.barriers
         for key, members in groups.items():
-            here = self.ids[torch.isin(self.ids, members)]
-            if len(here):
-                yield key, replace(self, ids=here, barriers=barriers)
+            active = self.ids[torch.isin(self.ids, members)]
+            if len(active):
+                yield key, replace(self, ids=active, barriers=barriers)
                 barriers = 0
 
     def mean(
@@ -368,9 +438,18 @@ class Federation:
         draw: Draw,
         **static: Any,
     ) -> Any:
-        """Σ w_k r_k / Σ w_k over the clients that answer; weights are numbered by client id and default to equal.
+        """Σ w_k r_k / Σ w_k over the clients that reply. One round.
 
-        With a memory the work returns (result, new memory) and so does this. One round.
+        Args:
+            work: what each active client runs; it returns r_k.
+            shared: what every client is sent; values marked `Each` hold one row per client.
+            weights: w_k, [n], numbered by client id; equal by default.
+            memory: what the clients remember. The work then returns (result, new memory), and so does this.
+            draw: the randomness; client k gets its own part of it.
+            static: the settings of the work.
+
+        Example:
+            `fed.mean(local_sgd, x, weights=fed.sizes, draw=draw, step=0.1, steps=5, batch=32)` is FedAvg's round.
         """
         if weights is not None and len(weights) != self.n:
             raise ValueError(f"{len(weights)} weights for {self.n} clients; weights are numbered by client id")
@@ -383,15 +462,15 @@ class Federation:
             total = total or [BlockedSum() for _ in leaves]
             w = None if weights is None else weights[replies.ids]
             mass.add(torch.ones(len(replies.ids), dtype=torch.float64) if w is None else w.cpu().double(), None)
-            for one, leaf in zip(total, leaves, strict=True):
-                one.add(leaf, w)
+            for partial, leaf in zip(total, leaves, strict=True):
+                partial.add(leaf, w)
             parts.append((replies.ids, replies.memory))
         if not total or structure is None:
             raise NoClients(f"no client answered {name_of(work)}", name_of(work))
         whole = float(mass.total())
         if whole <= 0.0:
             raise NoClients(f"the clients that answered {name_of(work)} have no weight")
-        result = tree_unflatten([one.total() / whole for one in total], structure)
+        result = tree_unflatten([partial.total() / whole for partial in total], structure)
         return result if memory is None else (result, self.engine.remember(memory, parts))
 
     def gather(
@@ -403,7 +482,18 @@ class Federation:
         draw: Draw,
         **static: Any,
     ) -> Any:
-        """The results of all that answer, as rows ascending by client id, with the ids. One round."""
+        """The results of all clients that reply, as rows ascending by client id, with the ids. One round.
+
+        Args:
+            work: what each active client runs.
+            shared: what every client is sent; values marked `Each` hold one row per client.
+            memory: what the clients remember. The work then returns (result, new memory), and this (rows, new memory).
+            draw: the randomness; client k gets its own part of it.
+            static: the settings of the work.
+
+        Example:
+            `gradients, ids = fed.gather(gradient, x, draw=draw, batch=32)`
+        """
         chunks = list(self._ask(work, shared, memory, draw, static, whole=True))
         if not chunks:
             raise NoClients(f"no client answered {name_of(work)}", name_of(work))
@@ -413,7 +503,17 @@ class Federation:
         return gathered, self.engine.remember(memory, [(c.ids, c.memory) for c in chunks])
 
     def ask_target(self, work: Work, shared: Tree = None, *, draw: Draw, **static: Any) -> Any:
-        """The result of a work on the target's shard; traffic and a round only where the target is a client."""
+        """The result of a work on the target's shard. One round with traffic where the target is a client, else none.
+
+        Args:
+            work: what is run on the target's rows.
+            shared: what it is given.
+            draw: the randomness.
+            static: the settings of the work.
+
+        Example:
+            `fed.ask_target(goal_gradient, x, draw=draw, batch="all")` is the gradient of the validation loss at x.
+        """
         cause = name_of(work)
         result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw))
         if self.target != "server":
@@ -432,13 +532,14 @@ class Federation:
     ) -> Iterator[Replies]:
         """Run a work at the active clients, bill it, and let through what passes the screening.
 
-        whole says that all replies will be held at once anyway.
+        Args:
+            whole: whether the caller needs all replies at once anyway.
         """
         cause = name_of(work)
         if not len(self.ids):
             raise NoClients(f"no client is active for {cause}")
         self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
-        call = Call(work, shared, memory, Static(**static), draw)
+        call = Call(work, shared, memory, Static(**static), draw, self.round)
         passed = self._passed(call, cause)
         if whole and self.screening.copies:
             passed = self._helpful(call, cause, passed)
@@ -471,22 +572,22 @@ class Federation:
         """All replies of a phase at once, without those that are 0 or copies."""
         for replies in together(passed):
             idle = self.screening.idle(call, replies)
-            for one in idle:
-                self._note(cause, one)
+            for failure in idle:
+                self._note(cause, failure)
             if not idle:
                 yield replies
                 continue
-            who = torch.tensor([one.client for one in idle], device=replies.ids.device)
-            self.book.idle.update(who.tolist())
-            kept = ~torch.isin(replies.ids, who)
+            idle_ids = torch.tensor([failure.client for failure in idle], device=replies.ids.device)
+            self.book.idle.update(idle_ids.tolist())
+            kept = ~torch.isin(replies.ids, idle_ids)
             yield Replies(replies.ids[kept], rows(replies.values, kept), rows(replies.memory, kept))
 
     def _shortened(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
         """All replies of a phase at once, none much longer than the others."""
         for replies in together(passed):
             short, cut = self.screening.shortened(call, replies)
-            for one in cut:
-                self._note(cause, one)
+            for failure in cut:
+                self._note(cause, failure)
             yield short
 
     def _note(self, cause: str, failure: Failure) -> None:
@@ -517,7 +618,7 @@ def orderly(replies: Replies) -> Replies:
 
 
 def _downlink(shared: Tree, clients: int) -> Size:
-    """What a broadcast to so many clients weighs: shared values whole, `Each` values a row."""
+    """The size of a broadcast to so many clients: shared values whole, one row per client of `Each` values."""
     each: list[Tensor] = []
     plain = size(_without_each(shared, each))
     private = size([t[0] for t in each])

@@ -23,7 +23,7 @@ from coterie.federation.api import Call, Replies
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
-from coterie.federation.work import Each, Memory, held, info_of
+from coterie.federation.work import Each, Memory, info_of
 from coterie.numerics import Draw
 from coterie.numerics.memo import TensorMemo
 
@@ -35,7 +35,21 @@ MANY = 1 << 22  # bytes of one client's rows
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """K clients' rows, the oracles, and how to run works on them."""
+    """All clients in this process.
+
+    Args:
+        task: the problem's oracles.
+        train: the clients' training rows.
+        valid: the clients' validation rows, where they have some.
+        target: the target's shard, where there is one.
+        mode: `vmap` for all clients of a chunk at once, `sequential` for one after the other.
+        chunk: how many clients at once; None for all. It bounds the memory and changes no bit.
+
+    Example:
+        >>> from coterie.federation import pack
+        >>> LocalEngine(None, pack([torch.ones(2, 1), torch.ones(3, 1)]), None, None).sizes.tolist()
+        [2, 3]
+    """
 
     task: object
     train: Stack
@@ -60,9 +74,9 @@ class LocalEngine:
         parts = (
             self._vectorised(call, ids, size) if self._mode_of(call) == "vmap" else self._one_by_one(call, ids, size)
         )
-        for some, result in parts:
+        for chunk, result in parts:
             values, memory = (result, None) if call.memory is None else result
-            yield Replies(some, values, memory)
+            yield Replies(chunk, values, memory)
 
     def execute_at_target(self, call: Call) -> Tree:
         """Run a work on the target's shard."""
@@ -76,12 +90,7 @@ class LocalEngine:
 
     def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
         """The memory with the rows of those who answered replaced."""
-        ids = torch.cat([part[0] for part in parts])
-        old, structure = tree_flatten(held(memory))
-        new = [torch.cat(column) for column in zip(*(tree_flatten(part[1])[0] for part in parts), strict=True)]
-        if len(ids) == len(self.train):
-            return Memory(tree_unflatten(new, structure))
-        return Memory(tree_unflatten([o.index_copy(0, ids, v) for o, v in zip(old, new, strict=True)], structure))
+        return memory.with_rows(parts)
 
     def _mode_of(self, call: Call) -> Mode:
         # Padded rows would enter the statistics of layers that mix rows (batch norm), so unequal shards go one by one.
@@ -102,31 +111,31 @@ class LocalEngine:
 
     def _vectorised(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
         for start in range(0, len(ids), size):
-            some = ids[start : start + size]
-            yield some, self._at_once(call, some)
+            chunk = ids[start : start + size]
+            yield chunk, self._at_once(call, chunk)
 
     def _at_once(self, call: Call, ids: Tensor) -> Tree:
         lone = len(ids) == 1
-        some = ids.repeat(2) if lone else ids
+        batch = ids.repeat(2) if lone else ids
         sent, fill = _split(call.shared)
-        private = None if call.memory is None else held(call.memory)
+        private = None if call.memory is None else call.memory.payload
 
-        def at_one(key: Tensor, places: list[_Place], mine: list[Tensor], private_row: Tree) -> Tree:
+        def at_client(key: Tensor, spans: list[_Span], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
-            shard = Shard(self.task, _rows(self.train, places[:1]), _rows(self.valid, places[1:]))
+            shard = Shard(self.task, _rows(self.train, spans[:1]), _rows(self.valid, spans[1:]))
             return call.work(shard, fill(mine), None if private is None else private_row, call.static, Draw(key))
 
-        out = vmap(at_one)(
-            call.draw.client(some).key,
-            [(s.offsets[some], s.counts[some], s.views(some)) for s in (self.train, self.valid) if s is not None],
-            [v.of(some) if isinstance(v, Each) else self._copies.of(v, len(some)) for v in sent],
-            [] if private is None else rows(private, some),
+        out = vmap(at_client)(
+            call.draw.client(batch).key,
+            [(s.offsets[batch], s.counts[batch], s.views(batch)) for s in (self.train, self.valid) if s is not None],
+            [v.of(batch) if isinstance(v, Each) else self._copies.of(v, len(batch)) for v in sent],
+            [] if private is None else rows(private, batch),
         )
         return rows(out, slice(1)) if lone else out
 
     def _one_by_one(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
         sent, fill = _split(call.shared)
-        private = None if call.memory is None else held(call.memory)
+        private = None if call.memory is None else call.memory.payload
         results: list[Tree] = []
         keys = call.draw.client(ids).key
         for i, client in enumerate(ids.tolist(), 1):
@@ -159,14 +168,14 @@ class _Copies:
         return copies
 
 
-_Place = tuple[Tensor, Tensor, tuple[Tensor, ...]]
+_Span = tuple[Tensor, Tensor, tuple[Tensor, ...]]
 
 
-def _rows(part: Stack | None, places: list[_Place]) -> Rows | None:
+def _rows(part: Stack | None, spans: list[_Span]) -> Rows | None:
     """One client's rows as seen under vmap: where they begin, how many they are, and views of them if there are."""
     if part is None:
         return None
-    offset, count, whole = places[0]
+    offset, count, whole = spans[0]
     return Rows(part.columns, offset, count, part.capacity, part.ragged, whole)
 
 

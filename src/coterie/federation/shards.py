@@ -1,6 +1,6 @@
 """Private data, and what a work sees of it.
 
-All clients' rows lie one after the other in one tensor a column, with an offset and a count a client. So unequal
+All clients' rows lie one after the other in one tensor per column, with one offset and one count per client. So unequal
 shards cost no padding, and taking a batch for every client is one indexing operation, under `vmap` too.
 """
 
@@ -52,8 +52,8 @@ class Rows:
 
     def take(self, index: Tensor) -> Batch:
         """The rows with these numbers (below count)."""
-        place = self.offset + index
-        return Batch(tuple(_at(c, place) for c in self.columns))
+        rows = self.offset + index
+        return Batch(tuple(_at(c, rows) for c in self.columns))
 
     def all(self) -> Batch:
         """Every row; where clients differ in size, padded to the largest by its last row at weight 0."""
@@ -84,11 +84,11 @@ class Rows:
             yield Batch(batch.columns, (index < self.count).to(_float_of(self.columns)))
 
 
-def _at(column: Tensor, place: Tensor) -> Tensor:
-    """column[place]. A look-up copies rows whole, where indexing would go through them number by number."""
+def _at(column: Tensor, rows: Tensor) -> Tensor:
+    """column[rows]. A look-up copies rows whole, where indexing would go through them number by number."""
     if column.dim() < 2:
-        return column[place]
-    return F.embedding(place, column.flatten(1)).reshape(*place.shape, *column.shape[1:])
+        return column[rows]
+    return F.embedding(rows, column.flatten(1)).reshape(*rows.shape, *column.shape[1:])
 
 
 def _float_of(columns: Columns) -> torch.dtype:
@@ -110,9 +110,8 @@ class Shard:
 
 @dataclass
 class _Gathered:
-    """The rows of sampled clients, gathered when these are asked a second time: methods with several exchanges a round
-    would gather them for each.
-    """
+    """The rows of sampled clients, gathered when these are asked a second time; methods with several exchanges per
+    round would gather them for each."""
 
     ids: Tensor | None = None
     columns: Columns = ()
@@ -121,8 +120,8 @@ class _Gathered:
         if self.ids is None or not torch.equal(self.ids, ids):
             self.ids, self.columns = ids, ()
         elif not self.columns and len(ids) * n * sum(c[:1].nbytes for c in columns) <= GATHERED:
-            place = offsets[:, None] + torch.arange(n, device=ids.device)
-            self.columns = tuple(_at(c, place) for c in columns)
+            rows = offsets[:, None] + torch.arange(n, device=ids.device)
+            self.columns = tuple(_at(c, rows) for c in columns)
         return self.columns
 
 
@@ -170,17 +169,26 @@ class Stack:
         return Rows(columns, zero, self.counts[index], count)
 
     def shared_by(self, holders: Tensor) -> "Stack":
-        """One part a holder, by its number; holders of the same part share its rows."""
+        """One part per holder, by the part's number; holders of the same part share its rows."""
         return replace(self, offsets=self.offsets[holders], counts=self.counts[holders])
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Stack":
-        """The same rows elsewhere; integer columns keep their type."""
+        """The same rows as another type on another device; integer columns keep their type."""
         columns = tuple(c.to(device, dtype if c.is_floating_point() else c.dtype) for c in self.columns)
         return Stack(columns, self.offsets.to(device), self.counts.to(device), self.padding)
 
 
 def pack(shards: Sequence[Any], *, who: str = "client") -> Stack:
-    """Lay shards out one after the other, checked: a shard is a tuple of arrays, a tensor, or a torch Dataset."""
+    """Lay shards out one after the other, checked.
+
+    Args:
+        shards: one per client: a tuple of arrays with equally many rows, an array, or a torch Dataset.
+        who: what the holders are called in errors.
+
+    Example:
+        >>> pack([torch.ones(2, 3), torch.ones(5, 3)]).counts.tolist()
+        [2, 5]
+    """
     if not len(shards):
         raise UsageError(f"there is no {who}; at least one shard is needed.")
     parts = [_columns(shard, f"{who} {k}") for k, shard in enumerate(shards)]

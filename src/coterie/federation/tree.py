@@ -72,9 +72,9 @@ def put(tree: Tree, where: Tensor, new: Tree) -> Tree:
     """A stacked tree with the rows where this holds replaced; the others, and leaves without new rows (None), keep
     every bit."""
     leaves, structure = tree_flatten(tree)
-    place = where.nonzero()[:, 0]
+    index = where.nonzero()[:, 0]
     news = tree_flatten(new)[0]
-    changed = [old if row is None else old.index_copy(0, place, row) for old, row in zip(leaves, news, strict=True)]
+    changed = [old if row is None else old.index_copy(0, index, row) for old, row in zip(leaves, news, strict=True)]
     return tree_unflatten(changed, structure)
 
 

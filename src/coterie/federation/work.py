@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.errors import PlacementError
 from coterie.federation.naming import find, register
 from coterie.federation.shards import Shard
-from coterie.federation.tree import Tree, mapped, tree_leaves, tree_map
+from coterie.federation.tree import Tree, mapped, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from coterie.numerics import Draw
 
 Work = Callable[[Shard, Tree, Tree, "Static", Draw], Tree]
@@ -213,8 +213,8 @@ class Each:
 
 
 class Handle(NamedTuple):
-    """What stands for memory that lies elsewhere: the rows that clients began with, and by client the version that
-    its holder keeps, [n]; version 0 is the beginning."""
+    """What stands for memory that stays at nodes: the rows that clients began with, and per client the version that
+    its node keeps, [n]; version 0 is the beginning."""
 
     start: Tree
     versions: Tensor
@@ -223,22 +223,48 @@ class Handle(NamedTuple):
 class Memory:
     """Client memory: values that stay at the clients between rounds.
 
-    Methods hold it in their state and hand it to the verbs; they cannot look inside. `start` is what every client
-    remembers at first. The local engine keeps the stacked rows here; a network engine leaves them at the nodes and
-    keeps a `Handle`. With `recall`, records may look.
+    Methods keep it in their state and pass it to the verbs; they cannot read it. The local engine keeps the stacked
+    rows here; a network engine leaves them at the nodes and keeps a `Handle`.
+
+    Args:
+        payload: the stacked rows, or the handle.
+        recall: asks the nodes for the rows of a handle, for records.
+
+    Example:
+        >>> memory = Memory.start(torch.zeros(2), n=3)
+        >>> memory.payload.shape
+        torch.Size([3, 2])
     """
 
-    __slots__ = ("__weakref__", "_held", "_recall")
+    __slots__ = ("__weakref__", "_payload", "_recall")
 
-    def __init__(self, held: Tree, recall: Callable[[Handle], Tree] | None = None) -> None:
-        self._held, self._recall = held, recall
-        if isinstance(held, Handle):
-            _ELSEWHERE.add(self)
+    def __init__(self, payload: Tree, recall: Callable[[Handle], Tree] | None = None) -> None:
+        self._payload, self._recall = payload, recall
+        if isinstance(payload, Handle):
+            _REMOTE.add(self)
 
     @staticmethod
     def start(value: Tree, n: int) -> "Memory":
-        """Every one of n clients begins with this value."""
+        """The memory of n clients that all begin with this value."""
         return Memory(mapped(lambda t: t.expand(n, *t.shape), value))
+
+    @property
+    def payload(self) -> Tree:
+        """The stacked rows or the handle, for engines and checkpoints only."""
+        return self._payload
+
+    def with_rows(self, parts: list[tuple[Tensor, Tree]]) -> "Memory":
+        """The memory after some clients changed theirs.
+
+        Args:
+            parts: pairs of client ids and their new rows, stacked; each client occurs once.
+        """
+        ids = torch.cat([part[0] for part in parts])
+        old, structure = tree_flatten(self._payload)
+        new = [torch.cat(column) for column in zip(*(tree_flatten(part[1])[0] for part in parts), strict=True)]
+        whole = all(len(ids) == len(rows) for rows in old)
+        rows = new if whole else [o.index_copy(0, ids, v) for o, v in zip(old, new, strict=True)]
+        return Memory(tree_unflatten(rows, structure))
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise PlacementError(
@@ -248,44 +274,44 @@ class Memory:
     __getitem__ = __iter__ = __len__ = __array__ = __float__ = _refuse
 
 
-_ELSEWHERE: "WeakSet[Memory]" = WeakSet()
+_REMOTE: "WeakSet[Memory]" = WeakSet()
 
 
-def held(memory: Memory) -> Tree:
-    """The rows or the handle inside, for engines and checkpoints only."""
-    return memory._held
+def rows_for_records(memory: Memory) -> Tree:
+    """The rows of a memory, for records only; the nodes are asked for theirs."""
+    payload = memory.payload
+    if not isinstance(payload, Handle):
+        return payload
+    return payload.start if memory._recall is None else memory._recall(payload)
 
 
-def seen(memory: Memory) -> Tree:
-    """The rows, for records only: asked for where they lie elsewhere."""
-    inside = memory._held
-    if not isinstance(inside, Handle):
-        return inside
-    return inside.start if memory._recall is None else memory._recall(inside)
+def remote_memories(state: Tree) -> list[Memory]:
+    """The memories in a state whose rows stay at nodes."""
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Memory) and isinstance(leaf.payload, Handle)]
 
 
-def elsewhere(state: Tree) -> list[Memory]:
-    """The memory in a state that lies at nodes."""
-    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Memory) and isinstance(leaf._held, Handle)]
+def with_recall(state: Tree, recall: Callable[[Handle], Tree] | None) -> Tree:
+    """The state with memories that records may read; the nodes are asked when a record does so.
 
-
-def lent(state: Tree, recall: Callable[[Handle], Tree] | None) -> Tree:
-    """A state whose memory records may look into; they ask for it if and when they do."""
+    Args:
+        state: a method's state.
+        recall: asks the nodes for the rows of a handle; None leaves the state as it is.
+    """
     if recall is None:
         return state
 
-    def open(leaf: Any) -> Any:
+    def readable(leaf: Any) -> Any:
         if not isinstance(leaf, Memory):
             return leaf
-        inside = leaf._held
-        if not isinstance(inside, Handle):
-            first = tree_leaves(inside)[0]
-            inside = Handle(inside, torch.zeros(len(first), dtype=torch.int64, device=first.device))
-        return Memory(inside, recall)
+        payload = leaf.payload
+        if not isinstance(payload, Handle):
+            first = tree_leaves(payload)[0]
+            payload = Handle(payload, torch.zeros(len(first), dtype=torch.int64, device=first.device))
+        return Memory(payload, recall)
 
-    return tree_map(open, state)
+    return tree_map(readable, state)
 
 
-def in_use() -> list[Tensor]:
-    """The versions by client, [n], of all memory elsewhere that somebody in this process still holds."""
-    return [memory._held.versions for memory in _ELSEWHERE]
+def live_versions() -> list[Tensor]:
+    """The versions per client, [n], of every remote memory that this process still refers to."""
+    return [memory.payload.versions for memory in _REMOTE]

@@ -1,7 +1,8 @@
 """Methods: one published idea per file, in families.
 
 The public factories, such as `coterie.methods.meritfed`, follow from the registry. A module is imported when its
-factory is first used.
+factory is first used. Each docstring states the cost of one call of `Method.round` in communication rounds. An
+exchange with the target costs no round if the server holds the target's rows, and one round if a client does.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a method is: two pure functions over one frozen state, and a view of that state for records."""
+"""A method: two pure functions over one frozen state, and a view of that state for records."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from coterie.settings import checked, documented
 class Method:
     """A published algorithm.
 
-    `needs`, or one of its `alternatives`, must be among what the problem offers; checked before the first round.
+    `needs`, or one of its `alternatives`, must be among the problem's offers; checked before the first round.
     """
 
     name: str
@@ -27,10 +27,12 @@ class Method:
     alternatives: tuple[frozenset[str], ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     rejected: Callable[[Any, Any], Any] = lambda before, after: before
-    """The state to go on with where a round is rejected, from the states before and after it."""
+    """The state to continue with if a round is rejected, from the states before and after it."""
+    whole_numbers: tuple[str, ...] = ()
+    """The names of its works that send whole numbers, such as indices; noise cannot hide them."""
 
     def fits(self, offers: frozenset[str]) -> bool:
-        """Whether a problem that offers this can be solved."""
+        """Whether a problem with these offers can be solved."""
         return any(needs <= offers for needs in (self.needs, *self.alternatives))
 
 

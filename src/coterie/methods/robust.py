@@ -1,14 +1,14 @@
-"""FedAvg with a robust mean of the local walks in place of the plain one: baselines against Byzantine clients.
+"""FedAvg with a robust mean of the local updates instead of the plain one: baselines against Byzantine clients.
 
-    krum               the walk nearest to most others (Blanchard et al. 2017)
-    multi-krum         the mean of the best of them by that score
-    coordinate-median  the median by coordinate (Yin et al. 2018)
-    trimmed-mean       the mean by coordinate without the f smallest and largest
+    krum               the update nearest to most others (Blanchard et al. 2017)
+    multi-krum         the mean of the updates with the best such scores
+    coordinate-median  the median per coordinate (Yin et al. 2018)
+    trimmed-mean       the mean per coordinate without the f smallest and largest
     geometric-median   the point of least distance to all, by smoothed Weiszfeld steps (RFA, Pillutla et al. 2022)
 
 x⁺ = x + A({x_k − x}); with local_steps = 1 that is x − γ A({∇L_k(x)}), because each A commutes with scalings. The
-assumed number of attackers f is a count or a share; where fewer clients answer than are needed to bear f, it is lowered
-to what they can bear. They presume that the honest majority agrees: strangers among them are no attackers to be found.
+assumed number of attackers f is a count or a share; with fewer replies than are needed to tolerate f, it is lowered to
+what they tolerate. All rules presume that the honest majority agrees: they cannot tell strangers from attackers.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.works import local_sgd
+from coterie.methods.shared.works import LocalSteps, local_sgd
 from coterie.numerics import Draw, robust
 from coterie.problems.base import Problem, View
 from coterie.problems.catalogue.byzantine import Attackers, head_count
@@ -34,15 +34,9 @@ class RobustState(NamedTuple):
     x: Tensor
 
 
-class Walk(NamedTuple):
-    """How clients walk: step γ, steps, batch."""
-
-    step: float
-    steps: int
-    batch: int | str
-
-
-def aggregated(name: str, aggregate: Aggregate, walk: Walk, check: Callable[[int], None] | None = None) -> Method:
+def aggregated(
+    name: str, aggregate: Aggregate, local: LocalSteps, check: Callable[[int], None] | None = None
+) -> Method:
     """The method of an aggregate, checked against the number of clients before the first round."""
 
     def init(problem: Problem, n: int) -> RobustState:
@@ -51,34 +45,34 @@ def aggregated(name: str, aggregate: Aggregate, walk: Walk, check: Callable[[int
         return RobustState(problem.start)
 
     def round(fed: Federation, s: RobustState, draw: Draw) -> RobustState:
-        X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **walk._asdict())
+        X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **local._asdict())
         return RobustState(s.x + aggregate(X - s.x))
 
     return Method(name, init, round, lambda s: View(s.x))
 
 
-class Bearable(NamedTuple):
-    """How many attackers a rule bears: `per` clients for each of them and `more` beside."""
+class BreakdownPoint(NamedTuple):
+    """How many attackers a rule tolerates: it needs `per` clients for each of them, and `more` besides."""
 
     attackers: int | float
     per: int
     more: int
 
     def among(self, n: int) -> int:
-        """f among n answers, lowered to what they can bear."""
+        """f among n replies, lowered to what they tolerate."""
         return max(0, min(head_count(self.attackers, n), (n - self.more) // self.per))
 
     def check(self, name: str) -> Callable[[int], None]:
-        """Refuses a number of clients that cannot bear f."""
+        """A check that refuses too few clients to tolerate f attackers."""
 
         def check(n: int) -> None:
             f = head_count(self.attackers, n)
             if self.per * f + self.more > n:
                 least, most = self.per * f + self.more, (n - self.more) // self.per
-                remedy = f"lower method.attackers to at most {most}" if most > 0 else "take another method"
+                remedy = f"lower method.attackers to at most {most}" if most > 0 else "use another method"
                 raise UsageError(
-                    f"{name} bears {f} attackers (method.attackers = {self.attackers:g}) only among {least} clients or "
-                    f"more, and there are {n}; {remedy}."
+                    f"{name} tolerates {f} attackers (method.attackers = {self.attackers:g}) only among {least} "
+                    f"clients or more, and there are {n}; {remedy}."
                 )
 
         return check
@@ -86,10 +80,23 @@ class Bearable(NamedTuple):
 
 @validated
 def krum(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2) -> Method:
-    """The one walk with the n − f − 2 nearest neighbours; 2f + 3 ≤ n. One round."""
-    f = Bearable(attackers, 2, 3)
-    walk = Walk(step, local_steps, batch)
-    return aggregated("krum", lambda X: robust.multi_krum(X, f.among(len(X)), 1), walk, f.check("krum"))
+    """Take the one update that is nearest to most others; tolerates f attackers among 2f + 3 clients.
+
+    Symbols: γ = step, f = attackers.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        attackers: f, how many attackers to tolerate: a number of clients, or a share of them
+
+    Example:
+        >>> from coterie.methods import krum
+        >>> krum(attackers=2).settings["attackers"]
+        2
+    """
+    f = BreakdownPoint(attackers, 2, 3)
+    local = LocalSteps(step, local_steps, batch)
+    return aggregated("krum", lambda X: robust.multi_krum(X, f.among(len(X)), 1), local, f.check("krum"))
 
 
 @validated
@@ -101,36 +108,86 @@ def multi_krum(
     attackers: Attackers = 0.2,
     keep: Count | None = None,
 ) -> Method:
-    """The mean of the `keep` best walks by Krum's score, n − f unless told; 2f + 3 ≤ n. One round."""
-    f = Bearable(attackers, 2, 3)
+    """Average the updates with the best Krum scores; tolerates f attackers among 2f + 3 clients.
+
+    Symbols: γ = step, f = attackers.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        attackers: f, how many attackers to tolerate: a number of clients, or a share of them
+        keep: how many updates are averaged; n − f if not set
+
+    Example:
+        >>> from coterie.methods import multi_krum
+        >>> multi_krum().name
+        'multi-krum'
+    """
+    f = BreakdownPoint(attackers, 2, 3)
 
     def aggregate(X: Tensor) -> Tensor:
         bad = f.among(len(X))
         return robust.multi_krum(X, bad, keep or len(X) - bad)
 
-    return aggregated("multi-krum", aggregate, Walk(step, local_steps, batch), f.check("multi-krum"))
+    return aggregated("multi-krum", aggregate, LocalSteps(step, local_steps, batch), f.check("multi-krum"))
 
 
 @validated
 def coordinate_median(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20) -> Method:
-    """The median by coordinate. One round."""
-    return aggregated("coordinate-median", robust.coordinate_median, Walk(step, local_steps, batch))
+    """Take the median of the updates in every coordinate.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round.
+
+    Example:
+        >>> from coterie.methods import coordinate_median
+        >>> coordinate_median().name
+        'coordinate-median'
+    """
+    return aggregated("coordinate-median", robust.coordinate_median, LocalSteps(step, local_steps, batch))
 
 
 @validated
 def trimmed_mean(
     *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, attackers: Attackers = 0.2
 ) -> Method:
-    """The mean by coordinate without the f smallest and the f largest; 2f < n. One round."""
-    f = Bearable(attackers, 2, 1)
-    walk = Walk(step, local_steps, batch)
-    return aggregated("trimmed-mean", lambda X: robust.trimmed_mean(X, f.among(len(X))), walk, f.check("trimmed-mean"))
+    """Average every coordinate without its f smallest and f largest values; tolerates f attackers among 2f + 1.
+
+    Symbols: γ = step, f = attackers.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        attackers: f, how many attackers to tolerate: a number of clients, or a share of them
+
+    Example:
+        >>> from coterie.methods import trimmed_mean
+        >>> trimmed_mean().name
+        'trimmed-mean'
+    """
+    f = BreakdownPoint(attackers, 2, 1)
+    local = LocalSteps(step, local_steps, batch)
+    return aggregated("trimmed-mean", lambda X: robust.trimmed_mean(X, f.among(len(X))), local, f.check("trimmed-mean"))
 
 
 @validated
 def geometric_median(
     *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, smoothing: Positive = 1e-6
 ) -> Method:
-    """The geometric median, with smoothing ν. One round."""
-    walk = Walk(step, local_steps, batch)
-    return aggregated("geometric-median", lambda X: robust.geometric_median(X, smoothing=smoothing), walk)
+    """Take the point of least total distance to all updates, by smoothed Weiszfeld steps.
+
+    Symbols: γ = step, ν = smoothing.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        smoothing: ν, distances below it count as ν
+
+    Example:
+        >>> from coterie.methods import geometric_median
+        >>> geometric_median().name
+        'geometric-median'
+    """
+    local = LocalSteps(step, local_steps, batch)
+    return aggregated("geometric-median", lambda X: robust.geometric_median(X, smoothing=smoothing), local)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import Attack, Batch, Ledger, Memory, Rows, Shard, Stack
-from coterie.federation.work import seen
+from coterie.federation.work import rows_for_records
 from coterie.settings import StatisticsPrivacy
 
 P = TypeVar("P", bound="Problem")
@@ -99,7 +99,7 @@ class View(NamedTuple):
 
 def personal_models(memory: Memory) -> Tensor:
     """The models that clients keep, [K, d], for the record alone: nothing of them is billed."""
-    models: Tensor = seen(memory)
+    models: Tensor = rows_for_records(memory)
     return models
 
 

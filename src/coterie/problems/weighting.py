@@ -3,13 +3,15 @@
 min_w F(w) = L_0(θ*(w))   s.t.   θ*(w) = argmin_θ Σ_k w_k L_k(θ)
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from coterie import machine
 from coterie.errors import UsageError
 from coterie.federation import Rows, Shard, Stack, pack
 from coterie.problems.base import Problem, Task, View
@@ -30,6 +32,73 @@ class Weighting(Problem):
     _: KW_ONLY
     test: Rows | None = None
     tests: Stack | None = None
+
+    @classmethod
+    def on(
+        cls,
+        shards: Iterable[Any],
+        target: Any = None,
+        *,
+        model: nn.Module,
+        loss: str | RowLoss,
+        test: Any = None,
+        validation: Iterable[Any] | None = None,
+        tests: Iterable[Any] | None = None,
+        l2: float = 0.0,
+        dtype: Literal["float32", "float64"] = "float32",
+        device: str = "cpu",
+    ) -> "Weighting":
+        """The weighting problem of your own data and model, for `coterie.fit`.
+
+        A shard is a pair (inputs, labels) of tensors or arrays, or a torch Dataset. Shards may differ in size.
+
+        Args:
+            shards: one training shard per client.
+            target: the validation shard that defines the goal: a client gets weight if it lowers the loss on these
+                rows. Methods that learn no weights, such as fedavg, need none.
+            model: any torch.nn.Module. It is the start, and is not changed.
+            loss: "cross_entropy", "squared", or a function of (outputs, labels) that returns one number per row.
+            test: rows that are only measured.
+            validation: one validation shard per client, where every client is a target (`coterie.methods.collaborate`).
+            tests: one test shard per client, which are only measured; with validation.
+            l2: strength of the penalty ½ l2 ‖θ‖².
+            dtype: "float32" or "float64".
+            device: cpu, cuda, cuda:N or mps.
+
+        Example:
+            >>> import torch, coterie
+            >>> x = torch.randn(20, 4)
+            >>> problem = coterie.Weighting.on(
+            ...     [(x, x.sum(1)), (x, -x.sum(1))], target=(x, x.sum(1)), model=torch.nn.Linear(4, 1), loss="squared"
+            ... )
+            >>> problem.clients
+            2
+        """
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"model is a {type(model).__name__}, not a torch.nn.Module.")
+        if not isinstance(shards, Iterable):
+            raise UsageError(f"shards is a {type(shards).__name__}; give one shard per client, in a list.")
+        if not isinstance(loss, str) and not callable(loss):
+            raise UsageError(f"loss is {loss!r}; give a name or a function (outputs, labels) → one number per row.")
+        if not isinstance(l2, int | float) or not 0.0 <= l2 < math.inf:
+            raise UsageError(f"l2 is {l2!r}; it must be a number of at least 0.")
+        if dtype not in ("float32", "float64"):
+            raise UsageError(f"dtype is {dtype!r}; it must be 'float32' or 'float64'.")
+        return weighting(
+            list(shards),
+            target,
+            FlatModel(model),
+            loss,
+            test=test,
+            valid=None if validation is None else list(validation),
+            tests=None if tests is None else list(tests),
+            l2=l2,
+            dtype=getattr(torch, dtype),
+            device=machine.checked_device(device, dtype),
+        )
+
+    def __repr__(self) -> str:
+        return f"<coterie.Weighting of {self.clients} clients, {self.start.numel()} parameters, {self.start.dtype}>"
 
     @property
     def offers(self) -> frozenset[str]:
@@ -71,7 +140,7 @@ class Weighting(Problem):
         return self.task.measure(view.model, self.target.valid, "validation")
 
     def named(self, view: View) -> dict[str, Tensor]:
-        """The model's parameters by name, as saved; with one model per client, the client stands before the name."""
+        """The model's parameters by name, as saved; with one model per client, the client comes before the name."""
         if view.model.dim() == 1:
             return self.task.model.state_dict(view.model)
         return self.task.model.state_dicts(view.model)
@@ -95,8 +164,7 @@ def weighting(
 ) -> Weighting:
     """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs.
 
-    Where every client is a target: valid has one shard per client; tests has one per group, or one per
-    client without groups.
+    Where every client is a target: valid has one shard per client; tests one per group, or per client without groups.
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device}
     model = model.to(**place)

@@ -16,7 +16,7 @@ from coterie.engines.flower.deployment import NAME, Deployment
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.engines.lifetime import notice
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import assemble, fitting
+from coterie.experiment.build import assemble, build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
@@ -41,7 +41,7 @@ def launch(
     """
     if not resume:
         check(folder, force=force)
-    problem, _ = fitting(config)
+    problem, _ = build_problem_and_method(config)
     log = stderr_logger(options)
     superlink, simulated = options.get("superlink"), config.engine.simulation
     _check_simulation(superlink, simulated)

@@ -18,7 +18,7 @@ from coterie.engines.lifetime import Lifetime, free_ports, notice
 from coterie.engines.nvflare.app import Client, Server
 from coterie.engines.nvflare.compute import sealed
 from coterie.errors import RunError
-from coterie.experiment.build import fitting
+from coterie.experiment.build import build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
@@ -35,7 +35,7 @@ def launch(
     """Run or resume a configuration on FLARE; the summary."""
     if not resume:
         check(folder, force=force)
-    problem, _ = fitting(config)
+    problem, _ = build_problem_and_method(config)
     sites = [f"site-{k + 1}" for k in range(problem.clients)]
     log = stderr_logger(options)
     if left := notice():

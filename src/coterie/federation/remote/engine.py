@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients, RunError, UsageError
-from coterie.federation.api import Book, Call, Failure, Place, Replies
+from coterie.federation.api import Book, Call, Failure, Replies, TargetAt
 from coterie.federation.local import LocalEngine
 from coterie.federation.remote.codec import Names, digest
 from coterie.federation.remote.exchange import Exchange, Policy, Question, Transport
@@ -27,7 +27,7 @@ from coterie.federation.remote.messages import FORGOTTEN, Done, MemoryVersions, 
 from coterie.federation.remote.roster import Roster
 from coterie.federation.shards import Shard, Stack
 from coterie.federation.tree import Tree, joined, mapped, row, rows, stack, tree_map
-from coterie.federation.work import Each, Handle, Memory, held, in_use, name_of
+from coterie.federation.work import Each, Handle, Memory, live_versions, name_of
 
 POLL = 0.2  # seconds between two looks at who is there
 
@@ -61,7 +61,7 @@ class RemoteEngine:
     own_sizes: bool = False
     run: str = "run"
     target: Shard | None = None
-    target_at: Place = "server"
+    target_at: TargetAt = "server"
     policy: Policy = field(default_factory=Policy)
     names: Names = field(default_factory=Names)
     largest: int | None = None
@@ -216,7 +216,7 @@ class RemoteEngine:
 
     def _alive(self, ks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """By client, the versions of its memory that are still of use."""
-        used = [versions for versions in in_use() if len(versions) == self.clients]
+        used = [versions for versions in live_versions() if len(versions) == self.clients]
         alive = torch.stack(used, 1)[list(ks)].tolist() if used else [[]] * len(ks)
         return tuple(tuple(sorted({*versions} - {0})) for versions in alive)
 
@@ -240,7 +240,7 @@ class RemoteEngine:
         return step._replace(memory=MemoryVersions(before, tuple(digest((named, k)) for k in ks), start))
 
     def _handle(self, memory: Memory) -> Handle:
-        inside = held(memory)
+        inside = memory.payload
         if isinstance(inside, Handle):
             return inside
         return Handle(inside, torch.zeros(self.clients, dtype=torch.int64, device=self.device))

@@ -21,7 +21,7 @@ from coterie.federation.remote.messages import REASON
 from coterie.federation.remote.policy import BATCHES, POSITIONS, STEPS
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, tree_flatten, tree_map
-from coterie.federation.work import Each, Handle, Static, held, name_of
+from coterie.federation.work import Each, Handle, Static, name_of
 from coterie.numerics import Draw
 
 ROWS = 4  # of zeros
@@ -168,7 +168,7 @@ def _memory_of(call: Call) -> Tree:
     """What one client remembers, in form: the beginning."""
     if call.memory is None:
         return None
-    inside = held(call.memory)
+    inside = call.memory.payload
     return row(inside.start if isinstance(inside, Handle) else inside, 0)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -315,8 +315,31 @@ def part_of(whole: Stack | None, clients: Iterable[int]) -> Stack | None:
     return Stack(columns, counts.cumsum(0) - counts, counts, padding)
 
 
-def node_for(problem: Any, clients: tuple[int, ...], *, target: Shard | None = None, **options: Any) -> Node:
-    """The node of these clients of a problem: their rows, and nobody else's."""
+class HasRows(Protocol):
+    """What a node needs of a problem: its oracles, and the clients' training and validation rows."""
+
+    @property
+    def task(self) -> Any:
+        """The oracles."""
+
+    @property
+    def train(self) -> Stack:
+        """The clients' training rows."""
+
+    @property
+    def valid(self) -> Stack | None:
+        """The clients' validation rows, where they have some."""
+
+
+def node_for(problem: HasRows, clients: tuple[int, ...], *, target: Shard | None = None, **options: Any) -> Node:
+    """The node of these clients of a problem: their rows, and nobody else's.
+
+    Args:
+        problem: whose rows and oracles they are.
+        clients: the numbers of the clients, ascending.
+        target: the target's shard, where one of them is the target.
+        options: `mode` and `chunk` of the local engine, and what `Node` takes.
+    """
     train, valid = part_of(problem.train, clients), part_of(problem.valid, clients)
     assert train is not None
     mode, chunk = options.pop("mode", "sequential"), options.pop("chunk", None)

@@ -34,7 +34,7 @@ STEPS = frozenset(
 """Settings that say how often something is repeated. They must not change the form of a result."""
 SIZES = frozenset({"rows", "columns", "size", "width", "distil_rows", "k"})
 """Settings that say how large a result or something on the way to it is."""
-RECORDS = frozenset({"walk"})
+RECORDS = frozenset({"svrg"})
 """Settings that are named tuples, which have some of the above as fields."""
 WORKS = frozenset({"decode", "encode", "objective"})
 """Settings that name another work."""

@@ -1,1 +1,1 @@
-"""What happens between a client and the server: attacks, faults, privacy, compression."""
+"""Stages between clients and the server: privacy, attacks, faults, compression; `base` has their mechanism."""

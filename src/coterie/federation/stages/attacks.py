@@ -1,4 +1,4 @@
-"""Byzantine clients: an engine in which some clients send something else than what they computed.
+"""Byzantine clients: a stage in which some clients send something else than what they computed.
 
 An update u_k is what a client contributes, as its work declares it: its result, or the difference from where it
 started. Attackers treat reports that are no update like updates. Per tensor of a reply, with the mean μ and the
@@ -17,25 +17,38 @@ clients' replies, whatever the chunk. Honest replies, whole numbers, client memo
 ledger does too; what is asked of the target is never altered.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from coterie.federation.api import Call, Engine, Failure, Replies, together
-from coterie.federation.stages.base import Wrapped
-from coterie.federation.tree import Tree, put, tensors, tree_flatten, tree_unflatten
+from coterie.federation.api import Call, Failure, Replies
+from coterie.federation.stages.base import Asked, Stage, StageState
+from coterie.federation.tree import put, tensors, tree_flatten, tree_unflatten
 from coterie.numerics import Draw
 
 AttackName = Literal["sign-flip", "noise", "label-flip", "scaled", "alie", "ipm", "silent", "zero", "copy"]
 
 
 @dataclass(frozen=True)
-class Attack:
-    """What the clients from number `honest` on do, from round `first` on; None is the strength named above."""
+class Attack(Stage):
+    """A stage in which some clients attack.
+
+    Args:
+        name: what they send, as above.
+        honest: how many clients are honest; those from this number on attack.
+        strength: s above; None is the value given there.
+        first: the round in which the attack begins; before, everybody is honest.
+
+    Example:
+        >>> Attack("ipm", honest=6).on_uploads
+        True
+    """
+
+    key: ClassVar[str] = "attack"
 
     name: AttackName
     honest: int
@@ -47,57 +60,43 @@ class Attack:
         """Whether it alters replies (else it altered data)."""
         return self.name != "label-flip"
 
-
-@dataclass(frozen=True)
-class Attacked(Wrapped):
-    """Another engine's clients, of which some attack."""
-
-    engine: Engine
-    attack: Attack
-    round: int = 0  # in which it is; 0 where nobody counts
-
-    def at_round(self, round: int) -> "Attacked":
-        """The same clients in that round."""
-        return replace(self, round=round)
-
-    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
-        """Run a work, then alter the replies of those who attack."""
-        if 0 < self.round < self.attack.first:
-            yield from self.engine.execute(call, ids)
-            return
-        if self.attack.name == "silent":
-            yield from self._without_attackers(call, ids)
-            return
-        replies = self.engine.execute(call, ids)
-        for some in replies if self.attack.name in ENTRYWISE else together(replies):
-            yield some._replace(values=self._altered(call, some))
-
-    def _without_attackers(self, call: Call, ids: Tensor) -> Iterator[Replies]:
-        bad = ids >= self.attack.honest
+    def before(self, call: Call, ids: Tensor, state: StageState) -> Asked:
+        """Attackers that are silent are not asked."""
+        if self.name != "silent" or self._waits(call):
+            return Asked(ids, (), state)
+        bad = ids >= self.honest
         missing = tuple(Failure(client, "silent", "no reply") for client in ids[bad].tolist())
-        yield Replies(ids[:0], None, None, missing)
-        if not bool(bad.all()):
-            yield from self.engine.execute(call, ids[~bad])
+        return Asked(ids[~bad], missing, state)
 
-    def _altered(self, call: Call, replies: Replies) -> Tree:
-        bad = replies.ids >= self.attack.honest
-        if not tensors(replies.values) or not bool(bad.any()):
-            return replies.values
+    def needs_all(self, call: Call) -> bool:
+        """Whether attackers look at the updates of the others."""
+        return self.name not in (*ENTRYWISE, "silent") and not self._waits(call)
+
+    def apply(self, call: Call, replies: Replies, state: StageState) -> tuple[Replies, StageState]:
+        """The replies of attackers are altered."""
+        bad = replies.ids >= self.honest
+        if self.name == "silent" or self._waits(call) or not tensors(replies.values) or not bool(bad.any()):
+            return replies, state
         ids = replies.ids[bad]
         draw = call.draw.phase("attack").client(ids)
         leaves, structure = tree_flatten(call.updates(replies.ids, replies.values, reports=True))
         lies = [self._lie(leaf, bad, draw.step(i)) for i, leaf in enumerate(leaves)]
-        return put(replies.values, bad, call.results(ids, tree_unflatten(lies, structure), reports=True))
+        results = call.results(ids, tree_unflatten(lies, structure), reports=True)
+        return replies._replace(values=put(replies.values, bad, results)), state
+
+    def _waits(self, call: Call) -> bool:
+        """Whether the attack has not begun; where nobody counts rounds, it has."""
+        return 0 < call.round < self.first
 
     def _lie(self, updates: Tensor, bad: Tensor, draw: Draw) -> Tensor:
-        """What the attackers say instead of their rows of one tensor."""
+        """What the attackers send instead of their rows of one tensor."""
         own = updates[bad]
         if not updates.is_floating_point():
             return own
-        rule, usual = RULES[self.attack.name]
-        strength = self.attack.strength or usual or quiet(len(bad), len(own))
-        said = rule(updates.reshape(len(updates), -1), bad, strength, draw)
-        return said.expand(len(own), -1).reshape(own.shape)
+        rule, usual = RULES[self.name]
+        strength = self.strength or usual or quiet(len(bad), len(own))
+        sent = rule(updates.reshape(len(updates), -1), bad, strength, draw)
+        return sent.expand(len(own), -1).reshape(own.shape)
 
 
 def sign_flip(U: Tensor, bad: Tensor, s: float, draw: Draw) -> Tensor:

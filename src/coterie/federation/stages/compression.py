@@ -1,4 +1,4 @@
-"""Compressed uploads: an engine whose clients send less than they computed.
+"""Compressed uploads: a stage in which clients send less than they computed.
 
 An update is what a client contributes, as its work declares it: its result, or the difference from where it started.
 Of every real tensor of m numbers in it, a client sends about `ratio` of the bytes:
@@ -11,36 +11,58 @@ The server works with what it understood; the ledger bills what was sent. Tensor
 and so are reports that are no update, and everything that goes down or to the target. With `ratio` 1 nothing is cut,
 and no bit changes.
 
-With feedback a client keeps what was not understood, one error by cause and tensor, and adds it to its next update of
-that kind. Without, random-k and sketch are scaled by m/k, which makes them right on average; top-k stays biased.
+With feedback a client keeps what was not understood, one error per work and tensor, and adds it to its next update of
+that kind. An error begins at 0 when its upload is first sent, and errors are part of checkpoints. Without feedback,
+random-k and sketch are scaled by m/k, which makes them right on average; top-k stays biased.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coterie.federation.api import Call, Engine, Replies, orderly
-from coterie.federation.stages.base import Wrapped
-from coterie.federation.tree import Size, Tree, mapped, rows, size
-from coterie.federation.work import Memory, held, info_of
+from coterie.federation.api import Call, Replies, orderly
+from coterie.federation.stages.base import Stage
+from coterie.federation.tree import Size, Tree, rows, size
+from coterie.federation.work import Memory, info_of
 from coterie.numerics import Draw
 from coterie.numerics.sketches import Hadamard
 from coterie.numerics.sparse import top_k
 
 Compressor = Literal["top-k", "random-k", "sketch"]
-Errors = dict[str, Memory]
+
+
+class CompressionState(NamedTuple):
+    """The number of clients, and what the server has not understood yet, by upload (`work/tensor`), [n, m] each."""
+
+    clients: int
+    errors: dict[str, Memory]
 
 
 @dataclass(frozen=True)
-class Compression:
-    """How updates are cut: to `ratio` of their bytes, with or without error feedback."""
+class Compression(Stage):
+    """A stage that compresses updates.
+
+    Args:
+        name: the compressor, as above.
+        ratio: the share of the bytes that is sent.
+        feedback: whether clients add what was lost to their next update.
+
+    Example:
+        >>> Compression("random-k", 0.1).count(torch.zeros(50))
+        5
+    """
+
+    key: ClassVar[str] = "compression"
 
     name: Compressor
     ratio: float
     feedback: bool = True
+
+    def start(self, n: int, device: torch.device) -> CompressionState:
+        """No errors yet."""
+        return CompressionState(n, {})
 
     def count(self, row: Tensor) -> int:
         """k or p for one client's tensor; 0 where it is sent whole."""
@@ -58,70 +80,48 @@ class Compression:
             sparse = top_k(updates, count)
             return sparse, sparse.dense(m)
         if self.name == "random-k":
-            places = draw.subset(m, count)
-            kept = updates[:, places]
-            return kept, torch.zeros_like(updates).index_copy(1, places, gain * kept)
+            entries = draw.subset(m, count)
+            kept = updates[:, entries]
+            return kept, torch.zeros_like(updates).index_copy(1, entries, gain * kept)
         S = Hadamard(count, m, int(draw.key))
         sketched = S.apply(updates)
         return sketched, gain * S.adjoint(sketched)
 
-
-@dataclass
-class Compressed(Wrapped):
-    """Another engine's clients behind a thin line.
-
-    `errors` is what they remember of it, and changes as they send. An upload that has no error there gets one if the
-    line is new, and else goes without feedback.
-    """
-
-    engine: Engine
-    compression: Compression
-    errors: Errors
-    is_new: bool = False
-
-    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
-        """Run a work, then pass the replies through the line."""
-        for replies in map(orderly, self.engine.execute(call, ids)):
-            yield self._through(call, replies) if len(replies.ids) else replies
-
-    def _through(self, call: Call, replies: Replies) -> Replies:
+    def apply(self, call: Call, replies: Replies, state: CompressionState) -> tuple[Replies, CompressionState]:
+        """What the server understands of the replies, with the size of what was sent; and the new errors."""
+        replies = orderly(replies)
         info, draw = info_of(call.work), call.draw.phase("channel")
-        kinds, travelled = info.kinds(replies.values), Size()
+        kinds, errors, sizes = info.kinds(replies.values), dict(state.errors), [Size()]
 
-        def stage(updates: list[Tensor]) -> list[Tensor]:
-            nonlocal travelled
-            understood = []
+        def compress(updates: list[Tensor]) -> list[Tensor]:
+            received = []
             for i, (leaf, kind) in enumerate(zip(updates, kinds, strict=True)):
                 cut = kind is not None and isinstance(leaf, Tensor)
-                count = self.compression.count(leaf[0]) if cut else 0
+                count = self.count(leaf[0]) if cut else 0
                 message, got = leaf, leaf
                 if count:
-                    flat = leaf.reshape(len(leaf), -1)
-                    message, got = self._one(f"{info.name}/{i}", flat, count, replies.ids, draw.step(i))
+                    name, flat = f"{info.name}/{i}", leaf.reshape(len(leaf), -1)
+                    if self.feedback and name not in errors:
+                        errors[name] = Memory.start(flat.new_zeros(flat.shape[1]), state.clients)
+                    message, got = self._sent_with(errors, name, flat, count, replies.ids, draw.step(i))
                     got = got.reshape(leaf.shape)
-                understood.append(got)
-                travelled += size(message)
-            return understood
+                received.append(got)
+                sizes.append(size(message))
+            return received
 
-        values = call.changed(replies.ids, replies.values, stage)
-        return replies._replace(values=values, sent=travelled)
+        values = call.changed(replies.ids, replies.values, compress)
+        return replies._replace(values=values, sent=sum(sizes, Size())), state._replace(errors=errors)
 
-    def _one(self, name: str, updates: Tensor, count: int, ids: Tensor, draw: Draw) -> tuple[Tree, Tensor]:
-        """One tensor of all clients, with their errors added and kept."""
-        if name not in self.errors and self.is_new and self.compression.feedback:
-            self.errors[name] = Memory.start(updates.new_zeros(updates.shape[1]), len(self.sizes))
-        if name not in self.errors:
-            return replace(self.compression, feedback=False).sent(updates, count, draw)
-        before = rows(held(self.errors[name]), ids)
+    def _sent_with(
+        self, errors: dict[str, Memory], name: str, updates: Tensor, count: int, ids: Tensor, draw: Draw
+    ) -> tuple[Tree, Tensor]:
+        """What travels of one tensor of all clients and what is understood of it; their errors are added and kept."""
+        if not self.feedback:
+            return self.sent(updates, count, draw)
+        before = rows(errors[name].payload, ids)
         wanted = updates + before
-        message, got = self.compression.sent(wanted, count, draw)
+        message, got = self.sent(wanted, count, draw)
         lost = wanted - got
         fine = torch.isfinite(lost).all(1, keepdim=True)  # a client that sends nonsense once is not lost for ever
-        after = torch.where(fine, lost, before)
-        self.errors[name] = self.engine.remember(self.errors[name], [(ids, after)])
+        errors[name] = errors[name].with_rows([(ids, torch.where(fine, lost, before))])
         return message, got
-
-
-def forgotten(errors: Errors) -> Errors:
-    """Errors of the same form, all 0."""
-    return {name: Memory(mapped(torch.zeros_like, held(memory))) for name, memory in errors.items()}

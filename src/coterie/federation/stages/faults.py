@@ -1,4 +1,4 @@
-"""Faults: an engine in which things go wrong between clients and server, by chance, the same way in every repetition.
+"""Faults: a stage in which things go wrong between clients and server, by chance, the same way in every repetition.
 
 In each phase each client is struck by one fault at most, each with its own probability:
 
@@ -18,22 +18,21 @@ that it has; whoever weights by size believes it, up to `federation.trust` times
 
 Nothing sleeps. What was struck is a function of the run's seed, round, phase and client, so a resumed run meets the
 same faults. Each of them is an event of the record. The target's own answers are never struck. The ledger bills
-replies that arrived whole, once. Faults strike before `federation.compress` does. There are no messages here, so what
-is said of truncated and misshapen ones only follows the network engine, which really compares forms.
+replies that arrived whole, once. Faults strike before compression does (see `stages.base`). There are no messages here,
+so what is said of truncated and misshapen ones only follows the network engine, which really compares forms.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log1p
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from coterie.federation.api import Call, Engine, Failure, Replies
-from coterie.federation.stages.base import Wrapped
+from coterie.federation.api import Call, Failure, Replies
+from coterie.federation.stages.base import Asked, Stage, StageState
 from coterie.federation.tree import Tree, put, rows, size, tree_flatten, tree_leaves, tree_unflatten
-from coterie.federation.work import Handle, held, info_of
+from coterie.federation.work import Handle, info_of
 from coterie.numerics import Draw
 
 KINDS = (
@@ -47,8 +46,22 @@ BOAST = 1000
 
 
 @dataclass(frozen=True)
-class Faults:
-    """How probable each fault is, by client and phase; deadline and the mean delay in virtual seconds."""
+class Faults(Stage):
+    """A stage in which things go wrong on the way.
+
+    Args:
+        any: a probability per client and phase that is spread over all kinds alike; each kind has its own, too.
+        lie: the probability that a client declares more rows than it has.
+        seconds: the mean delay, on a virtual clock.
+        deadline: the delay after which a reply is left out.
+        seed: of the lies.
+
+    Example:
+        >>> Faults(crash=1.0).strike(Draw.of(0).client(torch.arange(2)))
+        ['crash', 'crash']
+    """
+
+    key: ClassVar[str] = "faults"
 
     any: float = 0.0
     crash: float = 0.0
@@ -83,57 +96,39 @@ class Faults:
         numbers = torch.searchsorted(bounds, draw.uniform(dtype=torch.float64).cpu(), right=True)
         return [KINDS[i] if i < len(KINDS) else "" for i in numbers.tolist()]
 
-    def sizes(self, true: Tensor) -> Tensor:
-        """What clients say of how many rows they have."""
+    def declared(self, sizes: Tensor) -> Tensor:
+        """The numbers of rows that clients declare, [n]; some exaggerate."""
         if not self.lie:
-            return true
-        ids = torch.arange(len(true), device=true.device)
-        lies = Draw.of(self.seed, true.device).phase("lie").client(ids).bernoulli(self.lie)
-        return torch.where(lies, BOAST * true, true)
+            return sizes
+        ids = torch.arange(len(sizes), device=sizes.device)
+        lies = Draw.of(self.seed, sizes.device).phase("lie").client(ids).bernoulli(self.lie)
+        return torch.where(lies, BOAST * sizes, sizes)
 
-
-@dataclass(frozen=True)
-class Faulty(Wrapped):
-    """Another engine's clients over a bad line."""
-
-    engine: Engine
-    faults: Faults
-
-    @property
-    def sizes(self) -> Tensor:
-        """Rows of training data by client as they declare them, [n]."""
-        return self.faults.sizes(self.engine.sizes)
-
-    def lies(self) -> list[dict[str, Any]]:
+    def lies(self, sizes: Tensor) -> list[dict[str, Any]]:
         """Who declares more rows than it has, for the record."""
-        pairs = zip(self.engine.sizes.tolist(), self.sizes.tolist(), strict=True)
+        pairs = zip(sizes.tolist(), self.declared(sizes).tolist(), strict=True)
         return [
-            {"client": k, "event": "lied", "reason": f"it declares {said} rows and has {true}"}
-            for k, (true, said) in enumerate(pairs)
-            if said != true
+            {"client": k, "event": "lied", "reason": f"it declares {declared} rows and has {true}"}
+            for k, (true, declared) in enumerate(pairs)
+            if declared != true
         ]
 
-    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
-        """Run a work, then let go wrong what goes wrong."""
-        struck = self.faults.strike(_chance(call, ids))
-        crashed = torch.tensor([kind == "crash" for kind in struck], device=ids.device)
-        if bool(crashed.any()):
-            missing = [Failure(client, "crashed", "before its upload") for client in ids[crashed].tolist()]
-            yield Replies(ids[:0], None, None, tuple(missing))
-        if not bool(crashed.all()):
-            for replies in self.engine.execute(call, ids[~crashed]):
-                yield self._arrived(call, replies) if len(replies.ids) else replies
+    def before(self, call: Call, ids: Tensor, state: StageState) -> Asked:
+        """Clients that crash before their upload are not asked."""
+        crashed = torch.tensor([kind == "crash" for kind in self.strike(_chance(call, ids))], device=ids.device)
+        missing = tuple(Failure(client, "crashed", "before its upload") for client in ids[crashed].tolist())
+        return Asked(ids[~crashed], missing, state)
 
-    def _arrived(self, call: Call, replies: Replies) -> Replies:
+    def apply(self, call: Call, replies: Replies, state: StageState) -> tuple[Replies, StageState]:
         """What the server gets of the replies: some are altered, some missing, some twice, and in any order."""
         chance = _chance(call, replies.ids)
-        struck = self.faults.strike(chance)
+        struck = self.strike(chance)
         if not any(struck):
-            return replies
+            return replies, state
         events, arrivals = list(replies.failures), []
         for i, kind in enumerate(struck):
             draw, when = Draw(chance.key[i]), i / len(struck)  # on time: in their order, within a second
-            replies, event = self._one(call, replies, i, kind, draw) if kind else (replies, None)
+            replies, event = self._struck(call, replies, i, kind, draw) if kind else (replies, None)
             events += [event] if event else []
             if event is None or event.kind not in LEFT_OUT:
                 arrivals.append((self._time(kind, draw) if kind in ("delay", "reorder") else when, i))
@@ -141,18 +136,18 @@ class Faulty(Wrapped):
                 arrivals.append((when + 1.0, i))
         order = torch.tensor([i for _, i in sorted(arrivals)], dtype=torch.int64, device=replies.ids.device)
         values, memory = rows(replies.values, order), rows(replies.memory, order)
-        return Replies(replies.ids[order], values, memory, tuple(events))
+        return Replies(replies.ids[order], values, memory, tuple(events)), state
 
     def _time(self, kind: str, draw: Draw) -> float:
         """When a reply that is not on time arrives."""
         u = float(draw.step(1).uniform(dtype=torch.float64))
-        return u if kind == "reorder" else -self.faults.seconds * log1p(-u)
+        return u if kind == "reorder" else -self.seconds * log1p(-u)
 
-    def _one(self, call: Call, replies: Replies, i: int, kind: str, draw: Draw) -> tuple[Replies, Failure | None]:
+    def _struck(self, call: Call, replies: Replies, i: int, kind: str, draw: Draw) -> tuple[Replies, Failure | None]:
         """The replies after a fault struck the i-th, and how it is recorded; None where it found nothing to spoil."""
         client = int(replies.ids[i])
         if kind == "delay":
-            taken, limit = self._time(kind, draw), self.faults.deadline
+            taken, limit = self._time(kind, draw), self.deadline
             if taken > limit:
                 return replies, Failure(client, "late", f"its reply took {taken:.3g} s, the deadline is {limit:g} s")
             return replies, Failure(client, "delayed", f"its reply took {taken:.3g} s")
@@ -169,8 +164,8 @@ class Faulty(Wrapped):
         altered, what = _spoilt(call, rows(replies.values, slice(i, i + 1)), replies.ids[i : i + 1], kind, draw)
         if not what:
             return replies, None
-        here = torch.arange(len(replies.ids), device=replies.ids.device) == i
-        return replies._replace(values=put(replies.values, here, altered)), Failure(client, kind, what)
+        struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
+        return replies._replace(values=put(replies.values, struck, altered)), Failure(client, kind, what)
 
 
 def _chance(call: Call, ids: Tensor) -> Draw:
@@ -181,21 +176,21 @@ def _forgetful(call: Call, replies: Replies, i: int) -> Replies:
     """The replies in which one client's memory is what it was before this phase."""
     if call.memory is None:
         return replies
-    before = held(call.memory)
+    before = call.memory.payload
     before = before.versions if isinstance(before, Handle) else before
-    here = torch.arange(len(replies.ids), device=replies.ids.device) == i
-    return replies._replace(memory=put(replies.memory, here, rows(before, replies.ids[i : i + 1])))
+    struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
+    return replies._replace(memory=put(replies.memory, struck, rows(before, replies.ids[i : i + 1])))
 
 
 def _misfit(replies: Replies, i: int, kind: str, client: int, draw: Draw) -> Failure | None:
     """How a message without the form of the others' is rejected; None where there is no message."""
-    one = size(rows(replies.values, slice(i, i + 1)))
-    if not one.bytes:
+    message = size(rows(replies.values, slice(i, i + 1)))
+    if not message.bytes:
         return None
     if kind == "truncate":
-        arrived = int(draw.step(2).integers(one.bytes))
-        return Failure(client, "truncated", f"rejected: its reply breaks off after {arrived} of {one.bytes} bytes")
-    return Failure(client, "misshapen", f"rejected: it sends {one.floats + 1} numbers, the others {one.floats}")
+        arrived = int(draw.step(2).integers(message.bytes))
+        return Failure(client, "truncated", f"rejected: its reply breaks off after {arrived} of {message.bytes} bytes")
+    return Failure(client, "misshapen", f"rejected: it sends {message.floats + 1} numbers, the others {message.floats}")
 
 
 def _spoilt(call: Call, values: Tree, ids: Tensor, kind: str, draw: Draw) -> tuple[Tree, str]:
@@ -209,18 +204,18 @@ def _spoilt(call: Call, values: Tree, ids: Tensor, kind: str, draw: Draw) -> tup
     counts = [leaf.numel() if _real(leaf) or (kind == "flip" and _whole(leaf)) else 0 for leaf in leaves]
     if not sum(counts):
         return values, ""
-    place, leaf = int(draw.step(2).integers(sum(counts))), 0
-    while place >= counts[leaf]:
-        place, leaf = place - counts[leaf], leaf + 1
+    entry, leaf = int(draw.step(2).integers(sum(counts))), 0
+    while entry >= counts[leaf]:
+        entry, leaf = entry - counts[leaf], leaf + 1
     flat = leaves[leaf].reshape(-1).clone(memory_format=torch.contiguous_format)
     if kind == "flip":
         width = flat.element_size()
         bit = int(draw.step(3).integers(8 * width))
-        flat.view(torch.uint8)[place * width + bit // 8] ^= 1 << bit % 8
-        what = f"bit {bit} of number {place} is another"
+        flat.view(torch.uint8)[entry * width + bit // 8] ^= 1 << bit % 8
+        what = f"bit {bit} of number {entry} is another"
     else:
-        flat[place] = float(kind)
-        what = f"number {place} is {kind}"
+        flat[entry] = float(kind)
+        what = f"number {entry} is {kind}"
     leaves[leaf] = flat.reshape(leaves[leaf].shape)
     return tree_unflatten(leaves, structure), what
 

@@ -1,4 +1,4 @@
-"""Clipping and noise at the clients: a mechanism, an engine whose clients apply it, and accountants.
+"""Clipping and noise at the clients: a mechanism, a stage that applies it, and accountants.
 
 Instead of its update u_k (its result, or the difference from where it started, as the work declares; and reports that
 are no update with it), over all its tensors together, a client sends
@@ -24,18 +24,18 @@ what privacy costs; it protects nobody in a network, where a node would have to 
 promise does not cover is listed in every summary (`experiment.build.not_covered`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
-from math import inf, sqrt
-from typing import Any
+from math import inf, isfinite, sqrt
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation.api import Call, Engine, Replies, lengths, scaled
-from coterie.federation.stages.base import Wrapped
+from coterie.federation.api import Call, Replies, lengths, scaled
+from coterie.federation.stages.base import Asked, Stage
 from coterie.federation.tree import tree_leaves
 from coterie.federation.work import name_of
 from coterie.numerics import Draw
@@ -51,44 +51,81 @@ class Mechanism:
     noise: float = 0.0
 
 
-@dataclass
-class Private(Wrapped):
-    """Another engine's clients, each of which hides its updates.
+class PrivacyState(NamedTuple):
+    """How many uploads each client has made, [n], and the largest number that one client made in one round."""
+
+    uploads: Tensor
+    at_once: int = 0
+
+
+@dataclass(frozen=True)
+class Privacy(Stage):
+    """A stage in which each client hides its updates, and its uploads are counted.
 
     Args:
-        engine: the other engine.
         mechanism: what clients do with each upload.
-        uploads: how many each client has made, [n]; it changes.
         run: a name of the run; runs of other names have independent noise, also with the same seed.
+        delta: δ of the ε that is recorded.
+        released: the noise multipliers of what every client released before the first round.
+
+    Example:
+        >>> Privacy(Mechanism(clip=1.0)).start(2, torch.device("cpu")).uploads.tolist()
+        [0, 0]
     """
 
-    engine: Engine
+    key: ClassVar[str] = "privacy"
+
     mechanism: Mechanism
-    uploads: Tensor
     run: str = ""
+    delta: float = 1e-5
+    released: tuple[float, ...] = ()
 
-    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
-        """Run a work; what leaves a client is clipped and noisy."""
-        self.uploads = self.uploads.index_add(0, ids, torch.ones_like(ids))
-        for replies in self.engine.execute(call, ids):
-            yield self._hidden(call, replies) if len(replies.ids) else replies
+    def start(self, n: int, device: torch.device) -> PrivacyState:
+        """Nobody has uploaded anything."""
+        return PrivacyState(torch.zeros(n, dtype=torch.int64, device=device))
 
-    def _hidden(self, call: Call, replies: Replies) -> Replies:
+    def before(self, call: Call, ids: Tensor, state: PrivacyState) -> Asked:
+        """Everybody is asked, and each upload counts, whatever becomes of it."""
+        uploads = state.uploads.index_add(0, ids, torch.ones_like(ids))
+        return Asked(ids, (), state._replace(uploads=uploads))
+
+    def apply(self, call: Call, replies: Replies, state: PrivacyState) -> tuple[Replies, PrivacyState]:
+        """What leaves a client is clipped and noisy; a reply that noise cannot hide is refused."""
         leaves = tree_leaves(replies.values)
         if not leaves:
-            return replies
+            return replies, state
         if not all(leaf.is_floating_point() for leaf in leaves):
-            raise UsageError(
-                f"{name_of(call.work)} sends whole numbers beside real ones, which noise cannot hide; "
-                "choose a method that sends real numbers only, or leave [privacy] out."
-            )
+            raise sends_whole_numbers(name_of(call.work))
         # a method may give one draw to two works; the number of the upload keeps their noise independent
-        draw = call.draw.phase(f"privacy {self.run}").client(replies.ids).step(self.uploads[replies.ids])
+        draw = call.draw.phase(f"privacy {self.run}").client(replies.ids).step(state.uploads[replies.ids])
 
-        def stage(updates: list[Tensor]) -> list[Tensor]:
+        def hide(updates: list[Tensor]) -> list[Tensor]:
             return clipped_and_noisy(updates, self.mechanism, draw)
 
-        return replies._replace(values=call.changed(replies.ids, replies.values, stage, reports=True))
+        return replies._replace(values=call.changed(replies.ids, replies.values, hide, reports=True)), state
+
+    def finished(self, before: PrivacyState, after: PrivacyState) -> PrivacyState:
+        """With the most uploads of one client in one round."""
+        at_once = int((after.uploads - before.uploads).max())
+        return after._replace(at_once=max(before.at_once, at_once))
+
+    def undone(self, before: PrivacyState, after: PrivacyState) -> PrivacyState:
+        """What was uploaded is known to the server and spent, also where it changed nothing."""
+        return after
+
+    def record(self, state: PrivacyState) -> dict[str, Any]:
+        """The budget: uploads, the most in one round, and ε (None where it is infinite)."""
+        uploads = int(state.uploads.max())
+        spent = epsilon(composed([(self.mechanism.noise, uploads), *((z, 1) for z in self.released)]), 1, self.delta)
+        return {"uploads": uploads, "uploads_a_round": state.at_once, "epsilon": spent if isfinite(spent) else None}
+
+
+def sends_whole_numbers(work: str) -> UsageError:
+    """The refusal of a work whose replies noise cannot hide."""
+    return UsageError(
+        f"{work} sends whole numbers beside real ones, which noise cannot hide; "
+        "choose a method that sends real numbers only, or leave [privacy] out."
+    )
 
 
 def clipped_and_noisy(updates: list[Tensor], mechanism: Mechanism, draw: Draw) -> list[Tensor]:
@@ -110,11 +147,6 @@ def clipped_and_noisy(updates: list[Tensor], mechanism: Mechanism, draw: Draw) -
     ]
 
 
-def innermost(engine: Any, wrap: Callable[[Engine], Engine]) -> Engine:
-    """The same engine with a wrapper nearest to the clients, below attacks, faults and compression."""
-    return replace(engine, engine=innermost(engine.engine, wrap)) if hasattr(engine, "engine") else wrap(engine)
-
-
 def composed(releases: Iterable[tuple[float, int]]) -> float:
     """The noise multiplier of the one Gaussian mechanism that is worth as much as all these together, adaptively.
 
@@ -130,10 +162,10 @@ def composed(releases: Iterable[tuple[float, int]]) -> float:
 
 def epsilon(noise: float, uploads: int, delta: float) -> float:
     """ε of so many Gaussian mechanisms one after the other: exactly that of one with noise z / √T."""
-    one = composed([(noise, uploads)])
-    if one in (0.0, inf):
-        return inf if one == 0.0 else 0.0
-    return float(library().get_epsilon_gaussian(one, delta))
+    single = composed([(noise, uploads)])
+    if single in (0.0, inf):
+        return inf if single == 0.0 else 0.0
+    return float(library().get_epsilon_gaussian(single, delta))
 
 
 @cache

@@ -1,1 +1,1 @@
-"""What weight learners are compared with: averaging, personalisation, training alone."""
+"""Baselines for methods that learn weights: averaging, personalisation, training alone."""

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017): every client walks some steps from the common model; the server averages.
+"""FedAvg (McMahan et al. 2017): every client takes local steps from the common model; the server averages.
 
 Deviation: batches are drawn with replacement, not by epochs.
 """
@@ -29,14 +29,32 @@ def fedavg(
     batch: BatchSize = 20,
     weights: Literal["sizes", "uniform"] = "sizes",
 ) -> Method:
-    """Average of local walks, weighted by the clients' numbers of rows or equally. One round."""
+    """Average the models that clients reach by local steps from the common model.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; d numbers each way per client.
+
+    Args:
+        weights: average in proportion to the clients' numbers of rows, or equally
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.fedavg(local_steps=10), rounds=2, mode="vmap")
+        >>> fit.history[-1]["communication"]["floats_up"]  # 2 rounds, 2 clients, 5 parameters
+        20
+    """
 
     def init(problem: Problem, n: int) -> FedAvgState:
         return FedAvgState(problem.start)
 
     def round(fed: Federation, s: FedAvgState, draw: Draw) -> FedAvgState:
         w = fed.sizes.to(s.x) if weights == "sizes" else None
-        walk = draw.phase("walk")
-        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=walk, step=step, steps=local_steps, batch=batch))
+        at = draw.phase("walk")
+        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=at, step=step, steps=local_steps, batch=batch))
 
     return Method("fedavg", init, round, lambda s: View(s.x))

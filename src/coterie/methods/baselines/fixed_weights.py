@@ -1,9 +1,9 @@
 """Gradient descent with weights that are given, not learned: θ ← θ − η (N/|A|) Σ_A w_k ∇L_k(θ).
 
-avg    1/N each
+avg    1/N for each client
 opt    the best weights, where the problem knows them
-val    the target's own few rows instead of the clients' (nobody is asked)
-[...]  one's own, as proportions
+val    the target's own few rows instead of the clients' (no client is asked)
+[...]  your own, as proportions
 """
 
 from typing import Any, Literal, NamedTuple
@@ -36,7 +36,21 @@ def fixed_weights(
     weights: Literal["avg", "val", "opt"] | list[NonNegative] = "avg",
     batch: BatchSize = 64,
 ) -> Method:
-    """η and w. One round; d floats up a client, none for val."""
+    """Run gradient descent on the clients' losses with weights that are given, not learned.
+
+    Symbols: η = step.
+
+    Cost: 1 round per call of round; with weights="val" no client is asked, only the target.
+
+    Args:
+        weights: avg (equal), val (the target's own rows instead of the clients'), opt (the best ones, where the problem
+            knows them), or a list of proportions, one per client
+
+    Example:
+        >>> from coterie.methods import fixed_weights
+        >>> fixed_weights(weights=[1, 1, 0]).name
+        'fixed-weights'
+    """
 
     def init(problem: Problem, n: int) -> FixedWeightsState:
         if weights == "val":
@@ -63,7 +77,7 @@ def fixed_weights(
 def _proportions(weights: Any, n: int) -> Tensor:
     w = torch.tensor(weights, dtype=torch.float64)
     if len(w) != n:
-        raise UsageError(f"method.weights has {len(w)} numbers, but there are {n} clients; give one a client.")
+        raise UsageError(f"method.weights has {len(w)} numbers, but there are {n} clients; give one per client.")
     if float(w.sum()) <= 0.0:
         raise UsageError("method.weights sums to 0; at least one client needs a positive weight.")
     return w / w.sum()

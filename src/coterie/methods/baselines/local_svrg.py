@@ -1,6 +1,6 @@
 """Local-SVRG (Gorbunov, Hanzely and Richtárik 2021; Algorithm 1 of the adaptively weighted nodes paper).
 
-Minimises Σ_k w_k f_k(x), f_k a finite sum. Client k keeps an anchor y_k and ∇f_k(y_k) and walks
+Minimises Σ_k w_k f_k(x), f_k a finite sum. Client k keeps an anchor y_k and ∇f_k(y_k) and takes the steps
 
     g_k = ∇f_{k,B}(x_k) − ∇f_{k,B}(y_k) + ∇f_k(y_k),   x_k ← x_k − γ g_k,   y_k ← old x_k with probability q;
 
@@ -36,7 +36,7 @@ Whole = Callable[..., Vector]
 
 
 class Anchor(NamedTuple):
-    """What a client remembers: y, ∇f(y), the running output average, and the constants of its f."""
+    """The memory of a client: y, ∇f(y), the running output average, and the constants of its f."""
 
     y: Vector
     gradient: Vector
@@ -44,8 +44,8 @@ class Anchor(NamedTuple):
     constants: tuple[Vector, ...]
 
 
-class Walk(NamedTuple):
-    """The knobs of Local-SVRG: γ, τ, q, T, the batch size, and whether and with which μ the output is averaged."""
+class SVRGSteps(NamedTuple):
+    """The settings of Local-SVRG: γ, τ, q, T, the batch size, whether the output is averaged, and μ."""
 
     step: float
     period: int
@@ -70,7 +70,7 @@ def solve(
     instance: Literal["model", "system"],
     start: Vector,
     weights: Tensor,
-    walk: Walk,
+    svrg: SVRGSteps,
     draw: Draw,
     constants: tuple[Vector, ...] = (),
 ) -> Vector:
@@ -78,29 +78,29 @@ def solve(
     begin, go = (begin_model, model_steps) if instance == "model" else (begin_system, system_steps)
     blank = Anchor(*(torch.zeros_like(start),) * 3, tuple(torch.zeros_like(c) for c in constants))
     ready, memory = fed.gather(begin, (start, constants), memory=Memory.start(blank, fed.n), draw=draw)
-    fed = replace(fed, ids=ready.ids)  # whoever missed the beginning has no anchor
+    fed = replace(fed, ids=ready.ids)  # a client that missed the beginning has no anchor
     x = start
-    for first in range(0, walk.steps, walk.period):
+    for first in range(0, svrg.steps, svrg.period):
         x, memory = fed.mean(
             go,
             x,
             weights=weights,
             memory=memory,
             draw=draw.step(first),
-            steps=min(walk.period, walk.steps - first),
+            steps=min(svrg.period, svrg.steps - first),
             first=first,
-            walk=walk,
+            svrg=svrg,
         )
-    if not walk.average:
+    if not svrg.average:
         return x
     mean, memory = fed.mean(output_average, x, weights=weights, memory=memory, draw=draw)
-    last = walk.share(walk.steps)
+    last = svrg.share(svrg.steps)
     return (1.0 - last) * mean + last * x
 
 
 @work("local-svrg/begin-model", update=None, whole_pass=True)
 def begin_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """Anchor at the start; says 1 when done."""
+    """Anchor at the start; replies 1 when done."""
     x, _ = shared
     return x.new_ones(()), Anchor(x, shard.task.full_gradient(x, own_rows(shard)), torch.zeros_like(x), ())
 
@@ -122,7 +122,7 @@ def steps_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
 
 @work("local-svrg/begin-system", update=None, whole_pass=True)
 def begin_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """Anchor at the start, with θ and ∇L_0(θ) kept for the walks; says 1 when done."""
+    """Anchor at the start, with θ and ∇L_0(θ) kept for the steps; replies 1 when done."""
     h, (theta, goal) = shared
     gradient = shard.task.full_hvp(theta, h, own_rows(shard)) - goal
     return h.new_ones(()), Anchor(h, gradient, torch.zeros_like(h), (theta, goal))
@@ -144,7 +144,7 @@ def system_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw
 
 @work("local-svrg/output-average", update=moved_from())
 def output_average(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """Σ u_t x_k^(t) / Σ u_t over this client's iterates. What is sent, the last average, is what it is counted from."""
+    """Σ u_t x_k^(t) / Σ u_t over this client's iterates, as a difference from the x that was sent."""
     return private.mean, private
 
 
@@ -168,19 +168,19 @@ def corrected_steps(
     whole: Whole,
 ) -> tuple[Vector, Anchor]:
     """The steps of one client between two averages."""
-    walk: Walk = Walk(*static.walk)
-    index = draw.phase("batch").batches(rows.count, walk.batch, static.steps)
-    coins = draw.phase("anchor").bernoulli(walk.refresh, static.steps)
+    svrg: SVRGSteps = SVRGSteps(*static.svrg)
+    index = draw.phase("batch").batches(rows.count, svrg.batch, static.steps)
+    coins = draw.phase("anchor").bernoulli(svrg.refresh, static.steps)
     y, full, mean = anchor.y, anchor.gradient, anchor.mean
 
     def moved(x: Vector, offset: Tensor, count: Tensor, *constants: Vector) -> tuple[Vector, Vector]:
         return x, whole(x, rows.alone(offset, count), *constants)
 
     for t in range(static.steps):
-        if walk.average:
-            mean = mean + walk.share(static.first + t) * (x - mean)
+        if svrg.average:
+            mean = mean + svrg.share(static.first + t) * (x - mean)
         old = x
-        x = x - walk.step * (difference(x, y, rows.take(index[t])) + full)
+        x = x - svrg.step * (difference(x, y, rows.take(index[t])) + full)
         y, full = only_where(coins[t], moved, (y, full), (old, rows.offset, rows.count, *anchor.constants))
     return x, Anchor(y, full, mean, anchor.constants)
 
@@ -203,16 +203,33 @@ def local_svrg(
     convexity: NonNegative = 0.0,
     weights: Literal["uniform", "sizes"] = "uniform",
 ) -> Method:
-    """Fixed weights. A round is `steps` iterations (by default five passes), averaged every local_steps."""
+    """Average variance-reduced local steps with fixed weights (Alg. 1).
+
+    Symbols: γ = step, τ = local_steps, T = steps, q = refresh, μ = convexity.
+
+    Cost: 1 + ⌈T/τ⌉ rounds per call of round, 1 more with average.
+
+    Args:
+        local_steps: τ, local steps between two averages
+        steps: T, iterations per call of round; five passes over the largest shard if not set
+        refresh: q, probability per step that a client renews its anchor
+        average: return the weighted average of the iterates instead of the last one
+        weights: equal weights, or in proportion to the clients' numbers of rows
+
+    Example:
+        >>> from coterie.methods import local_svrg
+        >>> local_svrg().name
+        'local-svrg'
+    """
 
     def init(problem: Problem, n: int) -> LocalSVRGState:
         return LocalSVRGState(problem.start)
 
     def round(fed: Federation, s: LocalSVRGState, draw: Draw) -> LocalSVRGState:
         total = steps or five_epochs(fed, batch)
-        walk = Walk(step, local_steps, refresh, total, batch, average, convexity)
+        svrg = SVRGSteps(step, local_steps, refresh, total, batch, average, convexity)
         w = fed.sizes.to(s.x) if weights == "sizes" else torch.ones(fed.n).to(s.x)
-        return LocalSVRGState(solve(fed, "model", s.x, w / w.sum(), walk, draw.phase("model")))
+        return LocalSVRGState(solve(fed, "model", s.x, w / w.sum(), svrg, draw.phase("model")))
 
     return Method("local-svrg", init, round, lambda s: View(s.x))
 

@@ -1,7 +1,7 @@
 """Local training: the target learns from its own few rows alone. The baseline that collaboration must beat.
 
 Plain mini-batch gradient descent, or SVRG where `refresh`, the probability of a new anchor, is set. With `everyone`
-each client so trains a model of its own on its training rows, by plain steps, and keeps it.
+each client trains a model of its own on its training rows, by plain steps, and keeps it.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from coterie.errors import UsageError
 from coterie.federation import Federation, Memory, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.baselines.local_svrg import Walk, steps_alone
+from coterie.methods.baselines.local_svrg import SVRGSteps, steps_alone
 from coterie.methods.shared.works import local_sgd
 from coterie.numerics import Draw
 from coterie.problems.base import Problem, View, personal_models
@@ -20,14 +20,14 @@ from coterie.settings import BatchSize, Count, Positive, Probability
 
 
 class LocalTrainState(NamedTuple):
-    """The target's model, or what the clients keep of theirs."""
+    """The target's model, or the models that the clients keep."""
 
     x: Tensor | Memory
 
 
 @work("local-train/own-steps", update=())
 def own_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """A client's own model goes on; nothing is uploaded."""
+    """A client's own model after more local steps; nothing is uploaded."""
     return (), local_sgd(shard, private, None, static, draw)
 
 
@@ -40,7 +40,21 @@ def local_train(
     refresh: Probability | None = None,
     everyone: bool = False,
 ) -> Method:
-    """local_steps steps on the target's shard; no client is asked. For everyone: one round, in which nothing moves."""
+    """Train on the target's own rows alone, or every client on its own.
+
+    Symbols: γ = step.
+
+    Cost: 0 rounds per call of round and 1 exchange with the target; with everyone 1 round without any upload.
+
+    Args:
+        refresh: probability per step of a new anchor; then the steps are those of SVRG
+        everyone: every client trains a model of its own and keeps it
+
+    Example:
+        >>> from coterie.methods import local_train
+        >>> sorted(local_train(everyone=True).needs)
+        ['everyone', 'gradient']
+    """
     if everyone and refresh is not None:
         raise UsageError("local-train for everyone takes plain steps; leave method.refresh or method.everyone out.")
 
@@ -55,8 +69,8 @@ def local_train(
         if refresh is None or batch == "all":
             x = fed.ask_target(local_sgd, s.x, draw=at, step=step, steps=local_steps, batch=batch)
         else:
-            walk = Walk(step, local_steps, refresh, local_steps, batch)
-            x = fed.ask_target(steps_alone, s.x, draw=at, steps=local_steps, first=0, walk=walk)
+            svrg = SVRGSteps(step, local_steps, refresh, local_steps, batch)
+            x = fed.ask_target(steps_alone, s.x, draw=at, steps=local_steps, first=0, svrg=svrg)
         return LocalTrainState(x)
 
     def view(s: LocalTrainState) -> View:

@@ -1,9 +1,9 @@
 """pFedMe (T Dinh et al. 2020, Algorithm 1), personalised for the target, or for everyone.
 
-R times a round a client draws a batch, solves θ ≈ argmin f_B(θ) + λ/2 ‖θ − x_k‖² by gradient descent (at most 20
+R times per round a client draws a batch, solves θ ≈ argmin f_B(θ) + λ/2 ‖θ − x_k‖² by gradient descent (at most 20
 steps, until ‖gradient‖² ≤ δ) and moves x_k ← x_k − ηλ(x_k − θ); the server mixes x ← (1 − β)x + β mean x_k. The model
-that is judged is the last θ of the same walk at the target, from the new x, on its own rows; it uploads nothing. With
-`everyone` each client keeps the last θ of its own walk, as in the paper, and those are judged.
+that is judged is the last θ of the same steps at the target, from the new x, on its own rows; it uploads nothing. With
+`everyone` each client keeps the last θ of its own steps, as in the paper, and those are judged.
 """
 
 from typing import Any, NamedTuple
@@ -21,14 +21,14 @@ from coterie.settings import Count, Positive, Probability
 
 
 class PFedMeState(NamedTuple):
-    """The global model and the target's own, or what the clients keep of theirs."""
+    """The global model, and the personal model of the target or those that the clients keep."""
 
     x: Tensor
     theta: Tensor | Memory
 
 
 def proximal_point(task: Any, x: Tensor, batch: Batch, static: Static) -> Tensor:
-    """Gradient descent on f_B(θ) + λ/2 ‖θ − x‖² from x; a client that is done stands still."""
+    """Gradient descent on f_B(θ) + λ/2 ‖θ − x‖² from x; a client stops moving once it is accurate enough."""
     theta = x
     for _ in range(static.inner_steps):
         g = task.gradient(theta, batch) + static.penalty * (theta - x)
@@ -47,19 +47,19 @@ def envelope_steps(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw)
 
 @work("pfedme/moreau-steps", update=moved_from())
 def moreau_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """What a client uploads: where its x_k arrived."""
+    """The client's upload: its last x_k."""
     return envelope_steps(shard.task, own_rows(shard), shared, static, draw)[0]
 
 
 @work("pfedme/both-models", update=moved_from())
 def both_models(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """What a client uploads, and what it keeps: its last x_k and its last θ."""
+    """The client's upload, its last x_k, and its personal model, its last θ."""
     return envelope_steps(shard.task, own_rows(shard), shared, static, draw)
 
 
 @work("pfedme/personal-model", update=moved_from())
 def personal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """What the target keeps: its last θ."""
+    """The target's personal model: its last θ."""
     return envelope_steps(shard.task, goal_rows(shard), shared, static, draw)[1]
 
 
@@ -76,9 +76,25 @@ def pfedme(
     batch: Count = 50,
     everyone: bool = False,
 ) -> Method:
-    """η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing.
+    """Train a global model on Moreau envelopes of the local losses; their minimisers are the personal models.
 
-    One round; one exchange with the target unless for everyone.
+    Symbols: η = step, R = local_steps, λ = penalty, δ = accuracy, β = mixing.
+
+    Cost: 1 round per call of round, and 1 exchange with the target (none with everyone).
+
+    Args:
+        step: η, step size on the envelope
+        local_steps: R, local steps, each with a proximal problem of its own
+        penalty: λ, pull of the personal model towards the global one
+        accuracy: δ, squared norm of the gradient at which a proximal problem counts as solved
+        inner_steps: largest number of steps per proximal problem
+        inner_step: step size of these
+        mixing: β, how far the global model moves to the mean
+
+    Example:
+        >>> from coterie.methods import pfedme
+        >>> pfedme().name
+        'pfedme'
     """
     knobs: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch, "penalty": penalty}
     knobs |= {"accuracy": accuracy, "inner_steps": inner_steps, "inner_step": inner_step}

@@ -1,4 +1,4 @@
-"""SGD-Full: parallel SGD over everybody, x ← x − γ/|A| Σ_A g_k(x). What learned weights must beat."""
+"""SGD-Full: parallel SGD over all clients, x ← x − γ/|A| Σ_A g_k(x). The baseline that learned weights must beat."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,17 @@ class SGDFullState(NamedTuple):
 
 @validated
 def sgd_full(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
-    """γ. One round."""
+    """Take gradient steps along the plain mean of all clients' gradients.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round.
+
+    Example:
+        >>> from coterie.methods import sgd_full
+        >>> sgd_full().name
+        'sgd-full'
+    """
 
     def init(problem: Problem, n: int) -> SGDFullState:
         return SGDFullState(problem.start, uniform(n, like=problem.start))

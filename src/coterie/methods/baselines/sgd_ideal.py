@@ -1,4 +1,4 @@
-"""SGD-Ideal: parallel SGD over the target's true friends, x ← x − γ/|G| Σ_{k∈G} g_k(x). Nobody else is asked.
+"""SGD-Ideal: parallel SGD over the target's true friends, x ← x − γ/|G| Σ_{k∈G} g_k(x). No other client is asked.
 
 Only where the problem knows the friends. Averaging G of them has variance σ²/G: the rate that MeritFed's theory
 promises without knowing who they are.
@@ -19,7 +19,7 @@ from coterie.settings import BatchSize, Positive
 
 
 class SGDIdealState(NamedTuple):
-    """The common model; the weights: equal for friends, 0 for the others; how many friends there are."""
+    """The common model; the weights: equal for friends, 0 for the others; the number of friends."""
 
     x: Tensor
     w: Tensor
@@ -28,7 +28,17 @@ class SGDIdealState(NamedTuple):
 
 @validated
 def sgd_ideal(*, step: Positive = 0.1, batch: BatchSize = "all") -> Method:
-    """γ. One round, of the friends among the active clients; without any the round is skipped."""
+    """Take gradient steps along the mean gradient of the target's true friends, where the problem knows them.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round, of the friends among the active clients; without any it is skipped.
+
+    Example:
+        >>> from coterie.methods import sgd_ideal
+        >>> sgd_ideal().name
+        'sgd-ideal'
+    """
 
     def init(problem: Problem, n: int) -> SGDIdealState:
         friends = known(problem.friends, "friends")

@@ -1,1 +1,1 @@
-"""Methods that compress what they send."""
+"""Methods that compress their payloads."""

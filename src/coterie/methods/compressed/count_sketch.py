@@ -4,8 +4,8 @@
     server   U ← ρU + mean S(x_k − x),   E ← E + η_g U,   Δ = top_k(estimate(E)),   x ← x + Δ
 
 What Δ takes is cancelled in E: by subtracting S(Δ) as Algorithm 1 prints it, or by setting the buckets that Δ falls
-into to zero, in U as well, which is the default because subtracting amplifies the estimates' errors once k is not
-small against the table. Deviations: the update is a local walk, not one gradient; clients keep a copy of the model so
+into to zero, in U as well, which is the default because subtracting amplifies the estimates' errors once k is not small
+against the table. Deviations: the update is that of local steps, not one gradient; clients keep a copy of the model so
 that k entries bring them up to date; coordinates are dealt to buckets evenly.
 """
 
@@ -29,7 +29,7 @@ from coterie.numerics.sparse import Sparse, top_k
 from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
-SHARE = 20  # the default table has one number for so many parameters
+SHARE = 20  # parameters per number of the table, by default
 
 
 class CountSketchState(NamedTuple):
@@ -44,7 +44,7 @@ class CountSketchState(NamedTuple):
 
 @work("count-sketch/sketched-steps", update=RESULT)
 def sketched_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """The table of the walk, from the copy brought up to date."""
+    """The table of the update, from the copy brought up to date."""
     x = shared if isinstance(shared, Tensor) else private + shared.dense(len(private))
     moved = local_sgd(shard, x, None, static, draw)
     return count_table(static.rows, static.columns, len(x), static.sketch_seed).apply(moved - x), x
@@ -64,7 +64,25 @@ def count_sketch(
     batch: BatchSize = 32,
     server_step: Positive = 1.0,
 ) -> Method:
-    """A table of rows · columns (default d/20) up, k entries (default d/40) down; ρ = momentum, η_g = server_step."""
+    """Send count sketches of the updates up and the k heaviest entries down (FetchSGD).
+
+    Symbols: η = step, ρ = momentum, η_g = server_step.
+
+    Cost: 1 round per call of round; rows · columns numbers up per client, k values and k indices down.
+
+    Args:
+        rows: rows of the table
+        columns: columns of the table; one twentieth of the parameters in all if not set
+        k: entries that the server applies per round; one fortieth of the parameters if not set
+        momentum: ρ, momentum in sketch space
+        cancel: what the applied entries leave in the error table: zero empties their buckets, subtract takes out their
+            sketch (as Algorithm 1 prints it), never leaves it
+
+    Example:
+        >>> from coterie.methods import count_sketch
+        >>> count_sketch().name
+        'count-sketch'
+    """
     knobs = {"step": step, "steps": local_steps, "batch": batch, "rows": rows, "sketch_seed": sketch_seed}
 
     def init(problem: Problem, n: int) -> CountSketchState:
@@ -79,9 +97,9 @@ def count_sketch(
 
     def round(fed: Federation, s: CountSketchState, draw: Draw) -> CountSketchState:
         S = count_table(rows, len(s.error) // rows, len(s.x), sketch_seed)
-        told = s.replicas.message(fed, s.change, s.x)
+        message = s.replicas.message(fed, s.change, s.x)
         (tables, ids), memory = fed.gather(
-            sketched_steps, told, memory=s.replicas.memory, draw=draw.phase("walk"), columns=S.columns, **knobs
+            sketched_steps, message, memory=s.replicas.memory, draw=draw.phase("walk"), columns=S.columns, **knobs
         )
         u = momentum * s.momentum + tables.mean(0)
         e = s.error + server_step * u

@@ -4,13 +4,13 @@
     encode   Enc{v} = −(∂θ_x/∂x)ᵀv = −(S_Uᵀ)⁺v, U the support of θ_x
 
 All clients share S (as in the paper's experiments), which is a function of the seed, as the model's start θ₀ is. So p
-numbers go down and p up, and clients keep nothing. x starts at Sθ₀.
+numbers are sent each way, and clients keep nothing. x starts at Sθ₀.
 
 β = 0: for p < d the printed inverse of SᵀS does not exist and the minimiser is not unique. Gradient descent from θ₀
 ends at the nearest one, θ_x = θ₀ + S⁺(x − Sθ₀): x is the sketch of a *difference*, and training moves in the p
-dimensions of θ₀ + range Sᵀ. Error feedback would be void there: what is lost, v − S⁺Sv, is orthogonal to all that S can
+dimensions of θ₀ + range Sᵀ. Error feedback would be void there: the residual v − S⁺Sv is orthogonal to all that S can
 carry (`fedsep-redraw` draws S anew each round, and has it). β > 0: the LASSO, by FISTA. Eq. 5 is printed without the
-minus sign that Enc = −∂θ/∂x needs; here it is there.
+minus sign that Enc = −∂θ/∂x needs; here it is present.
 
 The server step: Enc carries the share p/d of a gradient, so η_g = 1 hardly moves for p ≪ d. For a random projection P
 on p dimensions ‖P∇²fP‖ is about (p λ₁ + tr ∇²f)/d, so the largest stable step is d/(p + r) times the uncompressed one,
@@ -36,11 +36,11 @@ from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 CURVED = 200  # r: about how many directions a network's loss curves in
-SHARE = 20  # the default size is one number for so many parameters
+SHARE = 20  # parameters per sent number, by default
 
 
 class FedSepState(NamedTuple):
-    """The communication parameter [p] and the start θ₀ [d], which everybody knows."""
+    """The communication parameter [p] and the start θ₀ [d], which all clients know."""
 
     x: Tensor
     start: Tensor
@@ -95,8 +95,31 @@ def fedsep(
     batch: BatchSize = 32,
     server_step: Positive | None = None,
 ) -> Method:
-    """p = size (default d/20), β = penalty, I_dec = decode_steps, γ = decode_step (default 1/‖S‖²), η = step,
-    I = local_steps, η_g = server_step. One round, p numbers a client each way."""
+    """Communicate p numbers through a shared random sketch, and train in the full space at the clients.
+
+    Symbols: p = size, β = penalty, I_dec = decode_steps, γ = decode_step, η = step, I = local_steps, η_g = server_step.
+
+    Cost: 1 round per call of round; p numbers each way per client.
+
+    Args:
+        size: p, numbers that are sent; one twentieth of the parameters if not set
+        penalty: β, weight of the ℓ₁ norm in the decoder; 0 takes the model nearest to the start
+        decode_steps: I_dec, steps of the decoder
+        decode_step: γ, step size of the decoder with a penalty; 1/‖S‖² if not set
+        encode_steps: steps of the encoder's solver
+        step: η, step size of the local steps
+        server_step: η_g, step size of the server; max(1, d/(p + 200)) if not set, 1 with a penalty
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.fedsep(size=2), rounds=2, mode="vmap")
+        >>> fit.history[-1]["communication"]["floats_up"]  # 2 rounds, 2 clients, 2 numbers instead of 5
+        8
+    """
     knobs: dict[str, Any] = {"size": size, "sketch": sketch, "sketch_seed": sketch_seed, "penalty": penalty}
     knobs |= {"decode_steps": decode_steps, "decode_step": decode_step, "encode_steps": encode_steps}
     knobs |= {"step": step, "steps": local_steps, "batch": batch}

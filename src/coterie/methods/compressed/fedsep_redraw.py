@@ -28,7 +28,7 @@ from coterie.settings import BatchSize, Count, Positive
 
 
 class FedSepRedrawState(NamedTuple):
-    """The model [d], its last step as it is sent [p], and the clients' copies and errors."""
+    """The model [d], its last step as sent [p], and the clients' copies and errors."""
 
     theta: Tensor
     x: Tensor
@@ -43,7 +43,7 @@ def drawn(static: Any, dimension: int, t: int) -> Sketch:
 
 @work("fedsep-redraw/client-round", update=RESULT)
 def redrawn_round(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """The client's step in the space of S_t; it remembers its copy and what was lost."""
+    """The client's step in the space of S_t; it keeps its copy and the residual."""
     copy, error = private
     d, t, steps = len(copy), static.round, static.solve_steps
     whole = shared.shape[0] == d  # a step has p < d numbers
@@ -67,7 +67,23 @@ def fedsep_redraw(
     server_step: Positive | None = None,
     error_feedback: bool = False,
 ) -> Method:
-    """p = size (default d/20), η = step, I = local_steps, η_g = server_step. One round, p numbers each way."""
+    """Run FedSep with a new sketch in every round, and optionally error feedback.
+
+    Symbols: p = size, η = step, I = local_steps, η_g = server_step.
+
+    Cost: 1 round per call of round; p numbers each way per client (d down to clients that missed a round).
+
+    Args:
+        size: p, numbers that are sent; one twentieth of the parameters if not set
+        solve_steps: steps of the solver that decodes a sketch
+        step: η, step size of the local steps
+        server_step: η_g, step size of the server; as for fedsep if not set, 1 with error feedback
+
+    Example:
+        >>> from coterie.methods import fedsep_redraw
+        >>> fedsep_redraw().name
+        'fedsep-redraw'
+    """
     knobs: dict[str, Any] = {"size": size, "sketch": sketch, "sketch_seed": sketch_seed, "solve_steps": solve_steps}
     knobs |= {"step": step, "steps": local_steps, "batch": batch, "error_feedback": error_feedback}
     static = Static(**knobs)

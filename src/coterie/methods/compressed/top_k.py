@@ -1,9 +1,9 @@
-"""Top-k with error feedback (Stich et al. 2018), for local walks and in both directions.
+"""Top-k with error feedback (Stich et al. 2018), for local updates and in both directions.
 
     client   v = (x_k − x) + e_k,   sends top_k(v),   e_k ← v − top_k(v)
     server   u = η_g mean top_k(v) + e,   x ← x + top_k(u),   e ← u − top_k(u)
 
-The sum of sparse uploads is hardly sparse, so with `down = "dense"` the model goes down whole (the usual baseline);
+The sum of sparse uploads is hardly sparse, so with `down = "dense"` the whole model is sent down (the usual baseline);
 with `down = "top-k"` the server compresses its step as the clients do theirs, and clients keep a copy of the model.
 Values and their indices (int32) are sent and billed.
 """
@@ -25,7 +25,7 @@ from coterie.numerics.sparse import top_k as largest
 from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
-SHARE = 40  # by default one entry, with its index, for so many parameters
+SHARE = 40  # parameters per sent entry, by default
 
 
 class TopKState(NamedTuple):
@@ -39,7 +39,7 @@ class TopKState(NamedTuple):
 
 @work("top-k/sparse-steps", update=(RESULT, None))
 def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """The largest entries of the walk and the error so far."""
+    """The largest entries of the update plus the error so far."""
     copy, error = private
     x = shared if isinstance(shared, Tensor) else copy + shared.dense(len(copy))
     v = local_sgd(shard, x, None, static, draw) - x + error
@@ -58,7 +58,23 @@ def top_k(
     server_step: Positive = 1.0,
     error_feedback: bool = True,
 ) -> Method:
-    """k entries a client each way (default d/40), η = step, η_g = server_step. One round."""
+    """Send the k largest entries of every update, with error feedback.
+
+    Symbols: η = step, η_g = server_step.
+
+    Cost: 1 round per call of round; k values and k indices each way per client (d numbers down with down="dense").
+
+    Args:
+        k: entries per update; one fortieth of the parameters if not set
+        down: the server sends the k largest entries of its step, or the whole model
+        server_step: η_g, by which the mean update is multiplied
+        error_feedback: whether clients and server add to their next update what the last one lost
+
+    Example:
+        >>> from coterie.methods import top_k
+        >>> top_k(k=50).settings["k"]
+        50
+    """
     knobs = {"step": step, "steps": local_steps, "batch": batch, "error_feedback": error_feedback}
 
     def init(problem: Problem, n: int) -> TopKState:
@@ -69,9 +85,9 @@ def top_k(
 
     def round(fed: Federation, s: TopKState, draw: Draw) -> TopKState:
         kept, d = len(s.change.values), len(s.x)
-        told = s.x if down == "dense" else s.replicas.message(fed, s.change, s.x)
+        message = s.x if down == "dense" else s.replicas.message(fed, s.change, s.x)
         (sent, ids), memory = fed.gather(
-            sparse_steps, told, memory=s.replicas.memory, draw=draw.phase("walk"), k=kept, **knobs
+            sparse_steps, message, memory=s.replicas.memory, draw=draw.phase("walk"), k=kept, **knobs
         )
         u = server_step * sent.dense(d).mean(0) + s.error
         change = largest(u, kept)
@@ -79,11 +95,11 @@ def top_k(
         error = u - moved if error_feedback else s.error
         return TopKState(s.x + moved, change, error, s.replicas.after(memory, ids))
 
-    return Method("top-k", init, round, lambda s: View(s.x))
+    return Method("top-k", init, round, lambda s: View(s.x), whole_numbers=("top-k/sparse-steps",))
 
 
 def checked_k(k: int | None, dimension: int) -> int:
-    """k, by default d/40; more entries than there are is refused."""
+    """k, by default d/40; more entries than parameters are refused."""
     if k is not None and k > dimension:
         raise UsageError(f"method.k = {k} exceeds the {dimension} parameters; lower it.")
     return k or max(1, dimension // SHARE)

@@ -1,6 +1,6 @@
-"""FedSep (Li and Huang 2023), Algorithm 1: clients talk in x ∈ R^p and learn in y ∈ R^d.
+"""FedSep (Li and Huang 2023), Algorithm 1: clients communicate x ∈ R^p and learn y ∈ R^d.
 
-    decode   y = y_x = argmin_y g(x, y)           at the client, from what the server sent
+    decode   y = y_x = argmin_y g(x, y)           at the client, from the x that it received
     learn    y ← y − η∇f(y), I times              Δy, on the client's own rows
     encode   Enc{Δy} = −(∂y_x/∂x)ᵀΔy = ∇²_xy g [∇²_yy g]⁻¹Δy
     server   x ← x − η_g mean Enc{Δy}             a descent step on h(x) = f(y_x), because Δy ≈ −ηI∇f
@@ -97,10 +97,25 @@ def two_layer(
     model: Callable[[Tensor], Tensor] | None = None,
     **static: Any,
 ) -> Method:
-    """Algorithm 1 for a pair of works, from x = start. One round.
+    """Run Algorithm 1 with your own decoder and encoder.
 
-    model turns x into the parameters that are measured (default: x is the model); more keywords, plain data, reach
-    the works as `static`.
+    Cost: 1 round per call of round; as many numbers each way per client as x has.
+
+    Args:
+        decode: the work that makes the model y of x.
+        encode: the work that turns the update of y into one of x.
+        start: the first x.
+        learning: how clients train between decoder and encoder.
+        server_step: η_g, step size of the server.
+        model: turns x into the parameters that are measured; by default x is the model.
+        static: more settings, plain data, that the works receive as `static`.
+
+    Example:
+        >>> import torch
+        >>> from coterie.methods import two_layer
+        >>> from coterie.methods.compressed.fedsep import sketch_decode, sketch_encode
+        >>> two_layer(sketch_decode, sketch_encode, torch.zeros(10), size=10).name
+        'two-layer'
     """
     settings = {**static, **learning._asdict(), "decode": name_of(decode), "encode": name_of(encode)}
 
@@ -123,7 +138,32 @@ def by_objective(
     terms: int = 10,
     **more: Any,
 ) -> Method:
-    """Algorithm 1 for g = objective: γ = τ = decode_step, I_dec = decode_steps, Q + 1 = terms. One round."""
+    """Run Algorithm 1 with the decoder and encoder that follow from an objective g, by automatic differentiation.
+
+    Symbols: g = objective, γ = τ = decode_step, I_dec = decode_steps, Q + 1 = terms.
+
+    Cost: 1 round per call of round; as many numbers each way per client as x has.
+
+    Args:
+        objective: the work that computes g(x, y); the decoder minimises it over y.
+        start: the first x.
+        decode_step: γ, step size of the decoder, and τ of the series.
+        decode_steps: I_dec, steps of the decoder.
+        series: how the inverse Hessian is applied: a Neumann series, or conjugate gradients.
+        terms: Q + 1, terms of the series, or steps of conjugate gradients.
+        more: settings of `two_layer`, and those that the objective receives as `static`.
+
+    Example:
+        >>> import torch
+        >>> from coterie.federation import work
+        >>> from coterie.methods import by_objective
+        >>> @work
+        ... def near(shard, shared, private, static, draw):
+        ...     x, y = shared
+        ...     return 0.5 * (y - x).square().sum()
+        >>> by_objective(near, torch.zeros(3), decode_step=0.5, decode_steps=30).name
+        'two-layer'
+    """
     static: dict[str, Any] = {"objective": name_of(objective), "series": series, "terms": terms}
     static |= {"decode_step": decode_step, "decode_steps": decode_steps}
     return two_layer(descend, implicit, start, **static, **more)

@@ -1,6 +1,6 @@
-"""Averages of local walks, sent whole: the baseline of compressed training. x ← x + η_g mean(x_k − x).
+"""Averages of local updates, sent whole: the baseline of compressed training. x ← x + η_g mean(x_k − x).
 
-FedAvg with equal weights and a server step; 2d numbers a client a round.
+FedAvg with equal weights and a server step; 2d numbers per client and round.
 """
 
 from typing import NamedTuple
@@ -25,7 +25,20 @@ class UncompressedState(NamedTuple):
 def uncompressed(
     *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 32, server_step: Positive = 1.0
 ) -> Method:
-    """η = step, η_g = server_step. One round."""
+    """Average local updates that are sent whole, with a server step size: the baseline of compressed training.
+
+    Symbols: η = step, η_g = server_step.
+
+    Cost: 1 round per call of round; d numbers each way per client.
+
+    Args:
+        server_step: η_g, by which the mean update is multiplied
+
+    Example:
+        >>> from coterie.methods import uncompressed
+        >>> uncompressed().name
+        'uncompressed'
+    """
 
     def init(problem: Problem, n: int) -> UncompressedState:
         return UncompressedState(problem.start)

@@ -1,11 +1,11 @@
 """FedAvg-S (Hou et al. 2021): simultaneous federated gradient descent–ascent, the baseline for minimax problems.
 
-Every client walks τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) ∇_y f_i); the server averages both.
+Every client takes τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) ∇_y f_i); the server averages both.
 """
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.nested.phases import LocalSteps, NestedState, start, view
+from coterie.methods.nested.phases import NestedState, StepCounts, start, view
 from coterie.methods.nested.works import pace, simultaneous_steps
 from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
@@ -14,9 +14,24 @@ from coterie.settings import BatchSize, Positive
 
 @validated
 def fedavg_s(
-    *, step: Positive = 0.5, outer_step: Positive = 0.1, local_steps: LocalSteps = 5, batch: BatchSize = 64
+    *, step: Positive = 0.5, outer_step: Positive = 0.1, local_steps: StepCounts = 5, batch: BatchSize = 64
 ) -> Method:
-    """α = outer_step, β = step, τ = local_steps. One round."""
+    """Take simultaneous local descent steps in x and ascent steps in y, and average both.
+
+    Symbols: α = outer_step, β = step, τ = local_steps.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        step: β, total step size of the ascent in y
+        outer_step: α, total step size of the descent in x
+        local_steps: τ, local steps: one number, or one per client
+
+    Example:
+        >>> from coterie.methods import fedavg_s
+        >>> fedavg_s().name
+        'fedavg-s'
+    """
 
     def init(problem: NestedProblem, n: int) -> NestedState:
         return start(problem, n, local_steps)

@@ -1,13 +1,13 @@
 """FedNest (Tarzanagh et al. 2022, Alg. 1): federated bilevel, minimax, compositional and single-level problems.
 
-    T times  y ← FedInn(x, y)      Alg. 4: corrected local walks on g
-             x ← FedOut(x, y)      Alg. 2: corrected local walks on f along the global hypergradient (Alg. 3)
+    T times  y ← FedInn(x, y)      Alg. 4: corrected local steps on g
+             x ← FedOut(x, y)      Alg. 2: corrected local steps on f along the global hypergradient (Alg. 3)
 
 FedNest_SGD takes plain local steps in FedInn (Alg. 6). `fednest-weights` is the form for weighting problems.
 
 Deviations: the deterministic series is the default, Alg. 3's random truncation an option (series = "random"), and
 conjugate gradients another. The clients of a round are the same in all its phases (S_0 … S_N' = S). Global quantities
-(q, ∇_y f, products, h) use all rows unless `anchor` says otherwise. outer_step = 0 keeps x: no tuning.
+(q, ∇_y f, products, h) use all rows unless `anchor` limits them. outer_step = 0 keeps x.
 """
 
 from torch import Tensor
@@ -16,16 +16,16 @@ from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.nested.phases import (
     Inverse,
-    LocalSteps,
     NestedState,
     Outer,
     Series,
-    Walk,
+    StepCounts,
     alternating,
     fedinn,
     fedout,
     lfedinn,
 )
+from coterie.methods.shared.works import LocalSteps
 from coterie.numerics import Draw
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -36,24 +36,44 @@ def fednest(
     step: Positive = 0.5,
     outer_step: NonNegative = 0.1,
     inner_rounds: Count = 1,
-    local_steps: LocalSteps = 5,
-    outer_steps: LocalSteps = 1,
+    local_steps: StepCounts = 5,
+    outer_steps: StepCounts = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: Series = "deterministic",
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
 ) -> Method:
-    """α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz. 2T + N + 3 rounds.
+    """Solve a federated nested problem by global hypergradients and variance-reduced local steps (Alg. 1).
 
-    τ of FedInn is local_steps, of FedOut outer_steps: one number, or one per client.
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: 2T + N + 3 rounds per call of round for bilevel problems; fewer for the other kinds, which need no series.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps; 0 keeps the outer variable
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+        anchor: rows of every global quantity: gradients, Hessian products, hypergradients
+
+    Example:
+        >>> import torch, coterie
+        >>> inner = lambda x, y, batch: 0.5 * (y - x).square().sum()
+        >>> outer = lambda x, y, batch: 0.5 * (y - batch.columns[0]).square().mean()
+        >>> shards = [torch.full((4,), 1.0), torch.full((4,), 3.0)]
+        >>> problem = coterie.Nested(inner, outer).on(shards, x=torch.zeros(1), y=torch.zeros(1))
+        >>> method = coterie.methods.fednest(step=1.0, local_steps=1, outer_step=1.0, lipschitz=1.0)
+        >>> fit = coterie.fit(problem, method, rounds=2, mode="vmap")
+        >>> round(float(fit.variables["x"]), 2), fit.history[-1]["communication"]["rounds"]
+        (2.0, 20)
     """
-    walk, inverse = Walk(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
+    local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return fedinn(fed, x, y, walk, anchor, draw)
+        return fedinn(fed, x, y, local, anchor, draw)
 
-    outer = _outer(Walk(outer_step, outer_steps, batch), inverse)
+    outer = _outer(LocalSteps(outer_step, outer_steps, batch), inverse)
     return alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
@@ -63,28 +83,45 @@ def fednest_sgd(
     step: Positive = 0.5,
     outer_step: NonNegative = 0.1,
     inner_rounds: Count = 1,
-    local_steps: LocalSteps = 5,
-    outer_steps: LocalSteps = 1,
+    local_steps: StepCounts = 5,
+    outer_steps: StepCounts = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: Series = "deterministic",
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
 ) -> Method:
-    """FedNest with plain local walks inside: Alg. 6 and Alg. 2. T + N + 3 rounds."""
-    walk = Walk(step, local_steps, batch)
+    """Run FedNest with plain local SGD steps in the inner problem (Alg. 6 and Alg. 2).
+
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: T + N + 3 rounds per call of round for bilevel problems; fewer for the other kinds, which need no series.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps; 0 keeps the outer variable
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+        anchor: rows of every global quantity: gradients, Hessian products, hypergradients
+
+    Example:
+        >>> from coterie.methods import fednest_sgd
+        >>> fednest_sgd().name
+        'fednest-sgd'
+    """
+    local = LocalSteps(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return lfedinn(fed, x, y, walk, draw)
+        return lfedinn(fed, x, y, local, draw)
 
-    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, anchor))
+    outer = _outer(LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, anchor))
     return alternating("fednest-sgd", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
-def _outer(walk: Walk, inverse: Inverse) -> Outer:
+def _outer(local: LocalSteps, inverse: Inverse) -> Outer:
     """FedOut, or nothing where its step is 0."""
 
     def outer(fed: Federation, s: NestedState, draw: Draw) -> Tensor:
-        return fedout(fed, s, walk, inverse, draw) if walk.step > 0.0 else s.x
+        return fedout(fed, s, local, inverse, draw) if local.step > 0.0 else s.x
 
     return outer

@@ -1,6 +1,6 @@
 """Light FedNest (Tarzanagh et al. 2022, App. A): every client estimates the hypergradient from its own data alone.
 
-LFedNest is Alg. 6 inside Alg. 5; LFedNest_SVRG is Alg. 4 inside Alg. 5; LFedNest-NonAlt (App. H.1) does y_i and then
+LFedNest is Alg. 6 inside Alg. 5; LFedNest_SVRG is Alg. 4 inside Alg. 5; LFedNest-NonAlt (App. H.1) updates y_i and then
 x_i at each client before anything is averaged. Cheap where clients are alike, biased where they are not: a mean of
 local inverses is not the inverse of the mean.
 
@@ -15,20 +15,20 @@ from coterie.methods.base import Method, validated
 from coterie.methods.nested.phases import (
     Inverse,
     LocalSeries,
-    LocalSteps,
     NestedState,
     Outer,
-    Walk,
+    StepCounts,
     alternating,
-    check_look,
+    check_series_growth,
     fedinn,
     lfedinn,
     lfedout,
-    local,
+    local_settings,
     start,
     view,
 )
 from coterie.methods.nested.works import local_nested_steps, pace
+from coterie.methods.shared.works import LocalSteps
 from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Count, Positive
@@ -40,20 +40,36 @@ def lfednest(
     step: Positive = 0.5,
     outer_step: Positive = 0.1,
     inner_rounds: Count = 1,
-    local_steps: LocalSteps = 5,
-    outer_steps: LocalSteps = 1,
+    local_steps: StepCounts = 5,
+    outer_steps: StepCounts = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
 ) -> Method:
-    """Plain local walks on y, then on x. T + 1 rounds."""
-    walk = Walk(step, local_steps, batch)
+    """Solve a nested problem with hypergradients that every client estimates from its own data (Alg. 6 and Alg. 5).
+
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: T + 1 rounds per call of round.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+
+    Example:
+        >>> from coterie.methods import lfednest
+        >>> lfednest().name
+        'lfednest'
+    """
+    local = LocalSteps(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return lfedinn(fed, x, y, walk, draw)
+        return lfedinn(fed, x, y, local, draw)
 
-    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
+    outer = _outer(LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
     return alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
@@ -63,21 +79,38 @@ def lfednest_svrg(
     step: Positive = 0.5,
     outer_step: Positive = 0.1,
     inner_rounds: Count = 1,
-    local_steps: LocalSteps = 5,
-    outer_steps: LocalSteps = 1,
+    local_steps: StepCounts = 5,
+    outer_steps: StepCounts = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
 ) -> Method:
-    """Corrected local walks on y, plain ones on x. 2T + 1 rounds."""
-    walk = Walk(step, local_steps, batch)
+    """Run light FedNest with variance-reduced local steps in the inner problem (Alg. 4 and Alg. 5).
+
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: 2T + 1 rounds per call of round.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+        anchor: rows of the global inner gradient
+
+    Example:
+        >>> from coterie.methods import lfednest_svrg
+        >>> lfednest_svrg().name
+        'lfednest-svrg'
+    """
+    local = LocalSteps(step, local_steps, batch)
 
     def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return fedinn(fed, x, y, walk, anchor, draw)
+        return fedinn(fed, x, y, local, anchor, draw)
 
-    outer = _outer(Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
+    outer = _outer(LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
     return alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
@@ -86,22 +119,38 @@ def lfednest_nonalt(
     *,
     step: Positive = 0.5,
     outer_step: Positive = 0.1,
-    local_steps: LocalSteps = 5,
-    outer_steps: LocalSteps = 1,
+    local_steps: StepCounts = 5,
+    outer_steps: StepCounts = 1,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
 ) -> Method:
-    """Each client does y_i and then x_i alone; both are averaged. One round."""
-    walk, inverse = Walk(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
+    """Let each client solve its own nested problem, first y and then x, and average both.
+
+    Symbols: α = outer_step, β = step, N = terms, ℓ = lipschitz, τ = local_steps, outer_steps.
+
+    Cost: 1 round per call of round.
+
+    Args:
+        step: β, total step size of the inner local steps; each has size β/τ
+        outer_step: α, total step size of the outer local steps
+        local_steps: τ, inner local steps: one number, or one per client
+        outer_steps: τ of the outer local steps: one number, or one per client
+
+    Example:
+        >>> from coterie.methods import lfednest_nonalt
+        >>> lfednest_nonalt().name
+        'lfednest-nonalt'
+    """
+    local, inverse = LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
 
     def init(problem: NestedProblem, n: int) -> NestedState:
         return start(problem, n, local_steps, outer_steps)
 
     def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
         (tau, inner_steps), (outer_tau, steps) = pace(local_steps, s.y), pace(outer_steps, s.x)
-        x, y, look = fed.mean(
+        x, y, series_stats = fed.mean(
             local_nested_steps,
             (s.x, s.y, tau, outer_tau),
             draw=draw.phase("walk"),
@@ -109,16 +158,16 @@ def lfednest_nonalt(
             steps=steps,
             inner_step=step,
             inner_steps=inner_steps,
-            **local(walk, inverse),
+            **local_settings(local, inverse),
         )
-        check_look(look, inverse)
+        check_series_growth(series_stats, inverse)
         return s._replace(x=x, y=y)
 
     return Method("lfednest-nonalt", init, round, view, needs=frozenset({"nested"}))
 
 
-def _outer(walk: Walk, inverse: Inverse) -> Outer:
+def _outer(local: LocalSteps, inverse: Inverse) -> Outer:
     def outer(fed: Federation, s: NestedState, draw: Draw) -> Tensor:
-        return lfedout(fed, s, walk, inverse, draw)
+        return lfedout(fed, s, local, inverse, draw)
 
     return outer

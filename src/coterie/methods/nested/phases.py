@@ -1,6 +1,6 @@
-"""The paper's algorithms 2 to 6, each a function of the federation. FedNest and its variants are built from them.
+"""The paper's algorithms 2 to 6, each as a function of the federation. FedNest and its variants are built from them.
 
-Rounds are upload barriers, one a verb:
+Rounds are upload barriers, one per verb:
 
     FedInn   2        mean q_i, mean y_i
     LFedInn  1        mean y_i
@@ -10,7 +10,7 @@ Rounds are upload barriers, one a verb:
     LFedOut  1        mean x_i
 
 So an epoch of FedNest with T inner rounds takes 2T + (1 + N) + 2 = 2T + N + 3. The deterministic series needs N − 1
-products for its N terms; the N-th measures its residual, ‖b − Hp‖/‖b‖ = ‖(I − H/ℓ)ᴺ b‖/‖b‖, and so tells whether it
+products for its N terms; the N-th measures its residual, ‖b − Hp‖/‖b‖ = ‖(I − H/ℓ)ᴺ b‖/‖b‖, and so shows whether it
 converges at all. Minimax and single-level problems have no indirect term, hence no FedIHGP; for compositional ones the
 Hessian is the identity and p = mean ∇_y f_i is exact.
 """
@@ -38,13 +38,14 @@ from coterie.methods.nested.works import (
     outer_y_gradient,
     pace,
 )
+from coterie.methods.shared.works import LocalSteps
 from coterie.numerics import Draw, conjugate_gradients
 from coterie.numerics.linear import Matvec
 from coterie.problems.base import View
 from coterie.problems.nested import NestedProblem
 from coterie.settings import Count
 
-LocalSteps = Count | list[Count]
+StepCounts = Count | list[Count]
 Series = Literal["deterministic", "random", "cg"]
 LocalSeries = Literal["deterministic", "random"]
 GROWTH = 2.0  # a series may grow a little where the inner loss is not quite convex
@@ -62,16 +63,8 @@ Inner = Callable[[Federation, Tensor, Tensor, Draw], Tensor]
 Outer = Callable[[Federation, NestedState, Draw], Tensor]
 
 
-class Walk(NamedTuple):
-    """A local walk: total step (α or β), number of steps τ (one for all, or one a client), rows a step."""
-
-    step: float
-    steps: Pace
-    batch: int | str
-
-
 class Inverse(NamedTuple):
-    """How H⁻¹b is approximated: series, its N terms, ℓ ≥ ‖H‖, rows a product."""
+    """How H⁻¹b is approximated: series, its N terms, ℓ ≥ ‖H‖, rows per product."""
 
     series: Series
     terms: int
@@ -92,19 +85,19 @@ def view(s: NestedState) -> View:
     return View(s.x, inner=None if s.kind == "single-level" else s.y)
 
 
-def fedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, anchor: int | str, draw: Draw) -> Tensor:
-    """Alg. 4: y⁺ by corrected local walks. Two rounds."""
+def fedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, anchor: int | str, draw: Draw) -> Tensor:
+    """Alg. 4: y⁺ by corrected local steps. Two rounds."""
     q = fed.mean(inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
-    tau, steps = pace(walk.steps, y)
+    tau, steps = pace(local.steps, y)
     shared = (x, y, q, tau)
-    return fed.mean(inner_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(inner_svrg_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
 
 
-def lfedinn(fed: Federation, x: Tensor, y: Tensor, walk: Walk, draw: Draw) -> Tensor:
-    """Alg. 6: y⁺ by plain local walks. One round."""
-    tau, steps = pace(walk.steps, y)
+def lfedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, draw: Draw) -> Tensor:
+    """Alg. 6: y⁺ by plain local steps. One round."""
+    tau, steps = pace(local.steps, y)
     shared = (x, y, tau)
-    return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
 
 
 def fedihgp(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor | None:
@@ -188,12 +181,12 @@ def _rounded_up(value: float) -> float:
     return ceil(value / unit) * unit
 
 
-def fedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw: Draw) -> Tensor:
-    """Alg. 2: x⁺ by local walks along the global hypergradient. Two rounds, and those of FedIHGP."""
+def fedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
+    """Alg. 2: x⁺ by local steps along the global hypergradient. Two rounds, and those of FedIHGP."""
     h = global_hypergradient(fed, s, inverse, draw)
-    tau, steps = pace(walk.steps, s.x)
+    tau, steps = pace(local.steps, s.x)
     shared = (s.x, s.y, h, tau)
-    return fed.mean(outer_svrg_steps, shared, draw=draw.phase("walk"), step=walk.step, steps=steps, batch=walk.batch)
+    return fed.mean(outer_svrg_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
 
 
 def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor:
@@ -202,24 +195,29 @@ def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw
     return fed.mean(hypergradient, (s.x, s.y, p), draw=draw.phase("hypergradient"), batch=inverse.batch)
 
 
-def lfedout(fed: Federation, s: NestedState, walk: Walk, inverse: Inverse, draw: Draw) -> Tensor:
-    """Alg. 5: x⁺ by local walks along the clients' own hypergradients. One round."""
-    tau, steps = pace(walk.steps, s.x)
-    x, look = fed.mean(
-        local_outer_steps, (s.x, s.y, tau), draw=draw.phase("walk"), step=walk.step, steps=steps, **local(walk, inverse)
+def lfedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
+    """Alg. 5: x⁺ by local steps along the clients' own hypergradients. One round."""
+    tau, steps = pace(local.steps, s.x)
+    x, series_stats = fed.mean(
+        local_outer_steps,
+        (s.x, s.y, tau),
+        draw=draw.phase("walk"),
+        step=local.step,
+        steps=steps,
+        **local_settings(local, inverse),
     )
-    check_look(look, inverse)
+    check_series_growth(series_stats, inverse)
     return x
 
 
-def local(walk: Walk, inverse: Inverse) -> dict[str, Any]:
-    """The settings of a local series, as they are sent."""
-    return {"batch": walk.batch, "series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
+def local_settings(local: LocalSteps, inverse: Inverse) -> dict[str, Any]:
+    """The settings of local steps with a local series, as sent to clients."""
+    return {"batch": local.batch, "series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
 
 
-def check_look(look: Tensor, inverse: Inverse) -> None:
-    """Explain local series that grow; look is the clients' mean of (growth, curvature)."""
-    growth, curvature = look.tolist()
+def check_series_growth(series_stats: Tensor, inverse: Inverse) -> None:
+    """Explain local series that grow; series_stats is the clients' mean of (growth, curvature)."""
+    growth, curvature = series_stats.tolist()
     if growth > GROWTH:
         raise_growth(inverse.lipschitz, growth, curvature)
 

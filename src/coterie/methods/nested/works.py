@@ -1,7 +1,7 @@
-"""Works of the nested methods: what a client computes in FedInn, FedIHGP, FedOut and their light variants.
+"""Works of the nested methods: the client's part of FedInn, FedIHGP, FedOut and their light variants.
 
-A walk of client i takes τ_i steps of size step/τ_i, as in Theorem 3.1. Where τ_i differ they come as a row each, all
-clients run the largest number, and steps beyond a client's own change nothing. g is evaluated on the client's own
+Client i takes τ_i local steps of size step/τ_i, as in Theorem 3.1. Where the τ_i differ, each client receives its own;
+all clients run the largest number, and steps beyond a client's own change nothing. g is evaluated on the client's own
 (train) rows, f on its goal (validation) rows.
 """
 
@@ -18,18 +18,18 @@ from coterie.methods.shared.works import draw_batch, goal_rows, own_rows
 from coterie.numerics import Draw
 
 Pace = int | list[int]
-HUGE = 1e30  # stands for infinity, which the screening would reject before anybody could explain it
+HUGE = 1e30  # stands for infinity, which the screening would reject before the error could be explained
 
 
 def pace(steps: Pace, like: Tensor) -> tuple[Each | None, int]:
-    """τ as it is sent: nothing where it is common, a row each where it differs; and the largest τ."""
+    """τ as a payload (None where it is common, one row per client where it differs), and the largest τ."""
     if isinstance(steps, int):
         return None, steps
     return Each(torch.tensor(steps, device=like.device)), max(steps)
 
 
 def local_batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
-    """A batch a step, with replacement, or all rows each time."""
+    """One batch per step, drawn with replacement, or all rows each time."""
     if isinstance(size, str):
         everything = rows.all()
         yield from (everything for _ in range(steps))
@@ -113,14 +113,14 @@ def outer_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, 
 
 @work("fednest/local-outer-steps", update=(moved_from(0), None))
 def local_outer_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """x_i ← x_i − α_i h_i with the client's own hypergradient  (Alg. 5); and what its series looked like."""
+    """x_i ← x_i − α_i h_i with the client's own hypergradient  (Alg. 5); and the statistics of its series."""
     x, y, tau = shared
     alpha = step_size(static, tau, x)
     worst = x.new_zeros(2)
     for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps, draw)):
-        h, look = _local_hypergradient(shard, x, y, batch, static, draw.step(nu))
+        h, series_stats = _local_hypergradient(shard, x, y, batch, static, draw.step(nu))
         x = within(nu, tau, x - alpha * h, x)
-        worst = torch.where(look[0] > worst[0], look, worst)
+        worst = torch.where(series_stats[0] > worst[0], series_stats, worst)
     return x, worst
 
 
@@ -130,8 +130,8 @@ def local_nested_steps(shard: Shard, shared: Tree, private: Tree, static: Static
     x, y, tau, outer_tau = shared
     inner = Static(step=static.inner_step, steps=static.inner_steps, batch=static.batch)
     y = inner_sgd_steps(shard, (x, y, tau), None, inner, draw.phase("inner"))
-    x, look = local_outer_steps(shard, (x, y, outer_tau), None, static, draw.phase("outer"))
-    return x, y, look
+    x, series_stats = local_outer_steps(shard, (x, y, outer_tau), None, static, draw.phase("outer"))
+    return x, y, series_stats
 
 
 @work("fednest/simultaneous-steps", update=(moved_from(0), moved_from(1)))
@@ -159,23 +159,23 @@ def _local_hypergradient(
 ) -> tuple[Tensor, Tensor]:
     """h_i from the client's own Hessian, by the series with N terms (its truncation random or not).
 
-    The look is (growth of the terms, curvature seen where they grew): both 0 where there is no series.
+    The second result has the growth of the terms and the curvature where they grew; both are 0 without a series.
     """
     task, rows = shard.task, own_rows(shard)
     h = task.direct_gradient(x, y, batch)
     if task.kind in ("minimax", "single-level"):
         return h, x.new_zeros(2)
-    p, look = task.outer_gradient(x, y, batch), x.new_zeros(2)
+    p, series_stats = task.outer_gradient(x, y, batch), x.new_zeros(2)
     if task.kind == "bilevel":
-        p, look = _local_series(shard, x, y, p, static, draw)
-    return h - task.cross(x, y, p, draw_batch(rows, static.batch, draw.phase("cross"))), look
+        p, series_stats = _local_series(shard, x, y, p, static, draw)
+    return h - task.cross(x, y, p, draw_batch(rows, static.batch, draw.phase("cross"))), series_stats
 
 
 def _local_series(shard: Shard, x: Tensor, y: Tensor, b: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
     """≈ H_i⁻¹ b: (1/ℓ) Σ_{n<N} (I − H_i/ℓ)ⁿ b, or N/ℓ times one term, drawn uniformly (Alg. 5, lines 5–6)."""
     random = static.series == "random"
     chosen = draw.phase("truncation").integers(static.terms, 1)[0]
-    term, p, look = b / static.lipschitz, torch.zeros_like(b), b.new_zeros(2)
+    term, p, series_stats = b / static.lipschitz, torch.zeros_like(b), b.new_zeros(2)
     first = term.norm()
     for n in range(static.terms):
         p = torch.where(chosen == n, static.terms * term, p) if random else p + term
@@ -184,5 +184,5 @@ def _local_series(shard: Shard, x: Tensor, y: Tensor, b: Tensor, static: Static,
             hv = shard.task.inner_hvp(x, y, term, batch)
             curvature = hv.square().sum() / (term @ hv)
             term = term - hv / static.lipschitz
-            look = torch.stack([term.norm() / first, curvature])
-    return p, torch.nan_to_num(look, nan=0.0, posinf=HUGE, neginf=-HUGE)
+            series_stats = torch.stack([term.norm() / first, curvature])
+    return p, torch.nan_to_num(series_stats, nan=0.0, posinf=HUGE, neginf=-HUGE)

@@ -1,1 +1,1 @@
-"""What several families use."""
+"""Parts that several families of methods share."""

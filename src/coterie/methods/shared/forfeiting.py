@@ -20,7 +20,11 @@ FIELDS = ("w", "W")  # weights [K] of a state, or by target [K, K]
 
 
 def forfeiting(method: Method) -> Method:
-    """The same method, with weights that idle clients lose."""
+    """The same method, with weights that idle clients lose.
+
+    Args:
+        method: a method that learns weights; its state has them as `w` or `W`.
+    """
 
     def round(fed: Federation, s: Any, draw: Draw) -> Any:
         fed.book.idle.clear()
@@ -34,7 +38,17 @@ def forfeiting(method: Method) -> Method:
 
 
 def forfeited(w: Tensor, idle: Iterable[int]) -> Tensor:
-    """Weights on the simplex (rows of them) after these clients lost half of theirs to the others."""
+    """Weights after idle clients lost half of theirs to the others.
+
+    Args:
+        w: weights on the simplex, [K], or rows of them.
+        idle: the clients that did not help.
+
+    Example:
+        >>> import torch
+        >>> forfeited(torch.tensor([0.5, 0.5]), [1]).tolist()
+        [0.6666666865348816, 0.3333333432674408]
+    """
     halved = w.clone()
     halved[..., sorted(idle)] *= 0.5
     return halved / halved.sum(-1, keepdim=True)

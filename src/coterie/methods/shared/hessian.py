@@ -1,4 +1,4 @@
-"""Σ_k w_k ∇²L_k(θ) applied to many vectors, streamed: what forward-mode unrolling and dense Hessians ask for."""
+"""Σ_k w_k ∇²L_k(θ) applied to many vectors, streamed, for forward-mode unrolling and dense Hessians."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,7 +23,7 @@ def weighted_products(shard: Shard, shared: Tree, private: Tree, static: Static,
 
 
 def hessian_rows(fed: Federation, theta: Tensor, V: Tensor, w: Tensor, *, draw: Draw, **static: Any) -> Tensor:
-    """Σ_A w_k ∇²L_k(θ) v for every row v of V. One round, and [rows, d] floats up a client; none if A is empty."""
+    """Σ_A w_k ∇²L_k(θ) v for every row v of V. One round, [rows, d] numbers up per client; none if A is empty."""
     if not len(fed.ids):
         return torch.zeros_like(V)
     mean = fed.mean(weighted_products, (theta, V, Each(w)), draw=draw, **static)

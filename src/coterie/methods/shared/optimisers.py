@@ -1,4 +1,4 @@
-"""What the server makes of an aggregated direction p: a plain step, heavy ball, or Adam (Kingma and Ba 2015).
+"""Update rules for a direction p, at the server or at clients: plain steps, heavy ball, or Adam (Kingma and Ba 2015).
 
 sgd       x ← x − ηp
 momentum  m ← βm + p,   x ← x − ηm
@@ -16,8 +16,15 @@ MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 EPSILON = 1e-8
 
 
-class Server(NamedTuple):
-    """Rule, η, β and β₂."""
+class UpdateRule(NamedTuple):
+    """How a model moves along a direction: rule, step size η, momentum β and second momentum β₂.
+
+    Example:
+        >>> import torch
+        >>> rule, x = UpdateRule("momentum", 0.5), torch.ones(1)
+        >>> rule.move(x, torch.ones(1), rule.start(x), 1)[0]
+        tensor([0.5000])
+    """
 
     rule: Rule
     step: float
@@ -25,7 +32,7 @@ class Server(NamedTuple):
     second_momentum: float = 0.999
 
     def start(self, x: Tensor) -> Moments:
-        """Nothing remembered yet."""
+        """The moments before the first direction: zeros."""
         return tuple(torch.zeros_like(x) for _ in range(MOMENTS[self.rule]))
 
     def move(self, x: Tensor, p: Tensor, moments: Moments, t: int) -> tuple[Tensor, Moments]:

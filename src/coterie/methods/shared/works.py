@@ -1,4 +1,6 @@
-"""Works that several methods ask for."""
+"""Works and settings that several methods share."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,8 +10,22 @@ from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 
 
+class LocalSteps(NamedTuple):
+    """How clients train between two exchanges.
+
+    Args:
+        step: step size γ; in FedNest the total one, which is divided by the number of steps.
+        steps: the number of steps τ; in FedNest one number, or one per client.
+        batch: rows per step, or "all".
+    """
+
+    step: float
+    steps: int | list[int]
+    batch: int | str
+
+
 def own_rows(shard: Shard) -> Rows:
-    """The rows a holder learns from: its training rows, or its validation rows if it has nothing else."""
+    """The rows that the holder of a shard trains on: its training rows, or its validation rows if it has no others."""
     rows = shard.train if shard.train is not None else shard.valid
     if rows is None:
         raise ValueError("a shard without rows")
@@ -25,7 +41,7 @@ def goal_rows(shard: Shard) -> Rows:
 
 
 def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
-    """One batch with replacement."""
+    """One batch, drawn with replacement, or all rows."""
     if isinstance(size, str):
         return rows.all()
     return rows.take(draw.batches(rows.count, size, 1)[0])

@@ -1,1 +1,1 @@
-"""Methods for clients that cannot hold the whole model."""
+"""Methods for clients that cannot train the whole model."""

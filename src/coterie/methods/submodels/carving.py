@@ -1,8 +1,8 @@
-"""What methods on sub-models share: clients of one capacity at a time, their learning, and overlapping parts merged.
+"""Shared by methods on sub-models: one capacity at a time, local training, and the merge of overlapping parts.
 
-Clients of different capacities train networks of different shapes, so they are asked capacity by capacity, each time
-all at once. That is one round: they work at the same time, and the ledger counts one barrier. A client is sent θ[index]
-and replies with its change Δθ, so what is billed is the size of its sub-model.
+Clients of different capacities train networks of different shapes, so they are asked capacity by capacity. That is
+one round: they work at the same time, and the ledger counts one barrier. A client receives θ[index] and replies with
+its change Δθ, so the ledger counts the size of its sub-model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,18 +14,18 @@ from torch import Tensor
 from coterie.errors import NoClients
 from coterie.federation import RESULT, Batch, Each, Federation, Rows, Shard, Static, work
 from coterie.federation.tree import Tree
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.numerics import Draw
 from coterie.problems.tasks.supervised import Supervised
 
 Key = TypeVar("Key")
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 NEEDS = frozenset({"gradient", "submodels"})
 
 
 class Local(NamedTuple):
-    """How a client learns: step γ, steps, batch, and what it makes of a gradient."""
+    """How a client trains: step γ, steps, batch, and update rule."""
 
     step: float
     steps: int
@@ -34,14 +34,14 @@ class Local(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What clients of one capacity learnt: Δθ [c, k] at the places [k] of θ, or at places of their own, [c, k]."""
+    """The changes of clients of one capacity: Δθ [c, k] at the places [k] of θ, or at their own places [c, k]."""
 
     places: Tensor
     change: Tensor
 
 
 def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
-    """A batch a step, with replacement, or all rows every time."""
+    """One batch per step, drawn with replacement, or all rows every time."""
     if isinstance(size, str):
         yield from [rows.all()] * steps
         return
@@ -50,8 +50,8 @@ def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Bat
 
 
 def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: Draw) -> Tensor:
-    """Δθ: how far the local rule goes from θ on the client's rows."""
-    rule = Server(static.rule, static.step)
+    """Δθ: the update by the local rule from θ on the client's rows."""
+    rule = UpdateRule(static.rule, static.step)
     x, moments = theta, rule.start(theta)
     for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
         x, moments = rule.move(x, task.gradient(x, batch), moments, t)
@@ -60,7 +60,7 @@ def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: 
 
 @work("submodels/learn", update=RESULT)
 def learn(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """Δθ of the sub-model of static.level, from the parameters that were sent."""
+    """Δθ of the sub-model of static.level, from the parameters that the client received."""
     return learnt(shard.task.at(static.level, scaled=static.scaled), shared, shard, static, draw)
 
 
@@ -69,26 +69,26 @@ def by_level(levels: Tensor) -> dict[int, Tensor]:
     return {level: (levels == level).nonzero()[:, 0] for level in sorted(set(levels.tolist()))}
 
 
-def asked(fed: Federation, groups: Mapping[Key, Tensor], ask: Callable[[Key, Federation], Answer]) -> list[Answer]:
-    """What the active clients of each group answer, in one round; a group of which nobody answers is left out."""
-    answers, phase = [], None
-    for key, some in fed.parts(groups):
+def asked(fed: Federation, groups: Mapping[Key, Tensor], ask: Callable[[Key, Federation], Reply]) -> list[Reply]:
+    """The replies of the active clients of each group, in one round; a group without replies is left out."""
+    replies, phase = [], None
+    for key, group in fed.parts(groups):
         try:
-            answers.append(ask(key, some))
-        except NoClients as error:  # noted by the federation; the others' round goes on
+            replies.append(ask(key, group))
+        except NoClients as error:  # noted by the federation; the round continues with the other groups
             phase = error.phase
-    if not answers:
+    if not replies:
         raise NoClients("no client of any capacity answered", phase)
-    return answers
+    return replies
 
 
 def sent(x: Tensor, index: Tensor, ids: Tensor) -> Tensor | Each:
-    """x[index], to all alike or to each of these clients its own."""
+    """x[index], the same for all, or one row for each of these clients."""
     return x[index] if index.dim() == 1 else Each(x[index], ids)
 
 
 def answered(index: Tensor, asked_ids: Tensor, ids: Tensor) -> Tensor:
-    """The rows of index that belong to those who answered."""
+    """The rows of index that belong to the replies."""
     return index if index.dim() == 1 else index[torch.searchsorted(asked_ids, ids)]
 
 
@@ -102,23 +102,23 @@ def trained(
     *,
     scaled: bool = True,
 ) -> list[Part]:
-    """One round: each client learns with the kernels(share, ids), [K] or [c, K], that it is given."""
+    """One round: each client trains the kernels(share, ids), [K] or [c, K], that it receives."""
     task = fed.task
 
-    def ask(level: int, some: Federation) -> Part:
+    def ask(level: int, group: Federation) -> Part:
         share = task.shares[level]
-        index = task.anatomy.index(kernels(share, some.ids), share)
+        index = task.anatomy.index(kernels(share, group.ids), share)
         settings: dict[str, Any] = {**local._asdict(), "level": level, "scaled": scaled}
-        change, ids = some.gather(learn, sent(x, index, some.ids), draw=draw, **settings)
-        return Part(answered(index, some.ids, ids), change)
+        change, ids = group.gather(learn, sent(x, index, group.ids), draw=draw, **settings)
+        return Part(answered(index, group.ids, ids), change)
 
     return asked(fed, by_level(levels), ask)
 
 
 def merged(x: Tensor, parts: list[Part], *, everyone: bool = False) -> Tensor:
-    """x plus the mean change of each parameter over those who trained it; one that nobody trained keeps every bit.
+    """x plus the mean change of each parameter over the clients that trained it; an untrained one keeps every bit.
 
-    With everyone, the mean is over all who answered, as if the others had left it as it was.
+    With everyone, the mean is over all replies, as if the other clients had sent no change.
     """
     total, holders = torch.zeros_like(x), torch.zeros_like(x)
     for index, change in parts:
@@ -126,7 +126,7 @@ def merged(x: Tensor, parts: list[Part], *, everyone: bool = False) -> Tensor:
             total = total.index_add(0, index, change.sum(0))
             holders = holders.index_add(0, index, torch.full_like(change[0], len(change)))
         else:
-            inside = (index >= 0) & (index < len(total))  # clients name these; a place that is none is ignored
+            inside = (index >= 0) & (index < len(total))  # clients choose these; invalid places are ignored
             total = total.index_add(0, index[inside], change[inside])
             holders = holders.index_add(0, index[inside], torch.ones_like(change[inside]))
     divisor = torch.full_like(x, sum(len(part.change) for part in parts)) if everyone else holders
@@ -141,5 +141,5 @@ def alone(task: Any, level: int, start: Tensor) -> Tensor:
     cut, share = task.anatomy, task.shares[level]
     grown = [(size / count) ** 0.5 for size, count in zip(cut.sizes, cut.counts(share), strict=True)]
     by_kernel = torch.repeat_interleave(torch.tensor([*grown, 1.0]), torch.tensor([*cut.sizes, 1]))
-    there = torch.zeros_like(start).index_fill(0, cut.index(cut.first(share), share), 1.0)
-    return start * there * by_kernel.to(start)[cut.feeder]
+    kept = torch.zeros_like(start).index_fill(0, cut.index(cut.first(share), share), 1.0)
+    return start * kept * by_kernel.to(start)[cut.feeder]

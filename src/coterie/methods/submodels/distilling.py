@@ -1,7 +1,7 @@
-"""What methods share that distil on public rows: networks of every level, ensembles of clients, and soft labels.
+"""Shared by methods that distil on public rows: networks of every level, ensembles of clients, and soft labels.
 
 A network of each level is a row of one tensor [levels, d], within the whole model, where its other kernels are 0. The
-public rows have no labels; the server and the clients know them (`problem.public`), so they are never billed.
+public rows have no labels; the server and the clients know them (`problem.public`), so they are never sent.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import Federation
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.submodels.carving import NEEDS as TRAINS
 from coterie.methods.submodels.carving import Local, alone, asked, by_level, learn
 from coterie.numerics import Draw
@@ -23,7 +23,7 @@ Loss = Callable[..., Tensor]
 
 
 class Distillation(NamedTuple):
-    """How a network learns from the teachers: step, steps, batch, rule."""
+    """How a network learns from its teachers: step, steps, batch, rule."""
 
     step: float
     steps: int
@@ -53,9 +53,9 @@ def trained_by_level(fed: Federation, models: Tensor, levels: Tensor, draw: Draw
     """One round: every client trains the network of its level."""
     task = fed.task
 
-    def ask(level: int, some: Federation) -> Trained:
+    def ask(level: int, group: Federation) -> Trained:
         theta = models[level, index_of(task, level)]
-        change, _ = some.gather(learn, theta, draw=draw, level=level, scaled=False, **local._asdict())
+        change, _ = group.gather(learn, theta, draw=draw, level=level, scaled=False, **local._asdict())
         return Trained(level, theta + change)
 
     return asked(fed, by_level(levels), ask)
@@ -70,22 +70,22 @@ def averaged(task: Any, models: Tensor, found: list[Trained]) -> Tensor:
 
 
 def ensemble(task: Any, found: list[Trained], inputs: Tensor) -> Tensor:
-    """What every client's network says, [c, rows, classes]."""
+    """The logits of every client's network, [c, rows, classes]."""
     models = [(task.at(level, scaled=False).model, theirs) for level, theirs in found]
     # one after the other: under vmap convolutions are grouped ones, several times as slow
     return torch.stack([model(theta, inputs) for model, theirs in models for theta in theirs])
 
 
 def distilled(
-    task: Supervised, theta: Tensor, inputs: Tensor, told: list[Any], loss: Loss, how: Distillation
+    task: Supervised, theta: Tensor, inputs: Tensor, targets: list[Any], loss: Loss, settings: Distillation
 ) -> Tensor:
-    """θ after a step on each batch of inputs [steps, batch, …] with what the teachers told of it."""
-    rule = Server(how.rule, how.step)
+    """θ after one step per batch of inputs [steps, batch, …], with the teachers' labels of it."""
+    rule = UpdateRule(settings.rule, settings.step)
     x, moments = theta, rule.start(theta)
-    for t, (some, about) in enumerate(zip(inputs, told, strict=True), 1):
+    for t, (rows, labels) in enumerate(zip(inputs, targets, strict=True), 1):
 
-        def objective(at: Tensor, some: Tensor = some, about: Any = about) -> Tensor:
-            return loss(task.model(at, some), about)
+        def objective(at: Tensor, rows: Tensor = rows, labels: Any = labels) -> Tensor:
+            return loss(task.model(at, rows), labels)
 
         x, moments = rule.move(x, gradient(objective, x), moments, t)
     return x
@@ -96,6 +96,6 @@ def soft_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return -(labels * outputs.log_softmax(-1)).sum(-1).mean()
 
 
-def public_batches(task: Any, how: Distillation, draw: Draw) -> Tensor:
+def public_batches(task: Any, settings: Distillation, draw: Draw) -> Tensor:
     """Batches of public rows with replacement, [steps, batch, …]."""
-    return task.public[draw.batches(len(task.public), how.batch, how.steps)]
+    return task.public[draw.batches(len(task.public), settings.batch, settings.steps)]

@@ -1,4 +1,4 @@
-"""DS-FL (Itahara et al. 2020): clients exchange what they think of public rows, not their networks.
+"""DS-FL (Itahara et al. 2020): clients exchange predictions for public rows, not their networks.
 
 Every client keeps a network of its level. In a round it learns the soft labels of the last round, trains on its own
 rows, and uploads class probabilities of fresh public rows. The server sharpens their mean (entropy reduction
@@ -24,7 +24,7 @@ from coterie.settings import BatchSize, Count, Positive
 
 
 class DSFLState(NamedTuple):
-    """The server's network, the clients' networks [n, d], their levels; the last soft labels and of which rows."""
+    """The server's network, the clients' networks [n, d], their levels; the last soft labels and their rows."""
 
     x: Tensor
     models: Memory
@@ -42,12 +42,12 @@ def learn_and_predict(shard: Shard, shared: Tree, private: Tree, static: Static,
     index = index_of(shard.task, static.level)
     theta = private[index]
     if static.told:
-        how = Distillation(static.distil_step, static.distil_steps, static.distil_rows, "adam")
-        rows = draw.phase("public").batches(len(places), how.batch, how.steps)
-        theta = distilled(task, theta, public[places[rows]], list(labels[rows]), soft_cross_entropy, how)
+        distillation = Distillation(static.distil_step, static.distil_steps, static.distil_rows, "adam")
+        rows = draw.phase("public").batches(len(places), distillation.batch, distillation.steps)
+        theta = distilled(task, theta, public[places[rows]], list(labels[rows]), soft_cross_entropy, distillation)
     theta = theta + learnt(task, theta, shard, static, draw)
-    said = task.model(theta, public[fresh]).softmax(-1)
-    return said, private.scatter(0, index, theta)
+    predicted = task.model(theta, public[fresh]).softmax(-1)
+    return predicted, private.scatter(0, index, theta)
 
 
 @validated
@@ -63,10 +63,28 @@ def ds_fl(
     distil_steps: Count = 10,
     distil_rows: Count = 64,
 ) -> Method:
-    """γ = step; distil_steps of Adam on distil_rows rows each. One round; public_rows × classes numbers each way."""
+    """Exchange predictions for public rows instead of networks; all learn from their sharpened mean.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; public_rows × classes numbers each way per client.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        public_rows: public rows that are labelled per round
+        temperature: below 1 the mean prediction is sharpened
+        distil_step: step size of Adam on the public rows
+        distil_steps: steps of Adam on the public rows per round
+        distil_rows: public rows per step
+
+    Example:
+        >>> from coterie.methods import ds_fl
+        >>> ds_fl().name
+        'ds-fl'
+    """
     local = Local(step, local_steps, batch, optimiser)
     distil: dict[str, Any] = {"distil_step": distil_step, "distil_steps": distil_steps, "distil_rows": distil_rows}
-    how = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
 
     def init(problem: Problem, n: int) -> DSFLState:
         problem = expect(problem, SubModels)
@@ -81,19 +99,19 @@ def ds_fl(
         task, memory = fed.task, s.models
         fresh = draw.phase("fresh").subset(len(task.public), len(s.places))
 
-        def ask(level: int, some: Federation) -> Tensor:
+        def ask(level: int, group: Federation) -> Tensor:
             nonlocal memory
             settings: dict[str, Any] = {**local._asdict(), **distil, "level": level, "told": s.rounds > 0}
             shared = (s.labels, s.places, fresh)
-            (said, _), memory = some.gather(
+            (predicted, _), memory = group.gather(
                 learn_and_predict, shared, memory=memory, draw=draw.phase("learn"), **settings
             )
-            return said
+            return predicted
 
-        said = torch.cat(asked(fed, by_level(s.levels), ask))
-        labels = (said.mean(0) / temperature).softmax(-1)
-        rows = draw.phase("server").batches(len(fresh), how.batch, how.steps)
-        x = distilled(task, s.x, task.public[fresh[rows]], list(labels[rows]), soft_cross_entropy, how)
+        predicted = torch.cat(asked(fed, by_level(s.levels), ask))
+        labels = (predicted.mean(0) / temperature).softmax(-1)
+        rows = draw.phase("server").batches(len(fresh), distillation.batch, distillation.steps)
+        x = distilled(task, s.x, task.public[fresh[rows]], list(labels[rows]), soft_cross_entropy, distillation)
         return DSFLState(x, memory, s.levels, labels, fresh, s.rounds + 1)
 
     return Method("ds-fl", init, round, lambda s: View(s.x), needs=NEEDS)

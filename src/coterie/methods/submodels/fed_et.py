@@ -1,10 +1,10 @@
 """Fed-ET (Cho et al. 2022): small networks at the clients teach a large one at the server.
 
 Clients train the network of their level, which is averaged within the level. On public rows without labels every
-client's network is heard in proportion to the variance of its logits, its confidence:
+client's network counts in proportion to the variance of its logits, its confidence:
 
     s̃ = Σ_k α_k s_k,   α_k = Var(s_k)/Σ_l Var(s_l),   ỹ = argmax s̃                          the consensus
-    s_D = Σ_{k∈D} α_k s_k/Σ_{k∈D} α_k,   D: those who disagree, argmax s_k ≠ ỹ              the diversity
+    s_D = Σ_{k∈D} α_k s_k/Σ_{k∈D} α_k,   D: clients that disagree, argmax s_k ≠ ỹ           the diversity
     the server's network learns   CE(ỹ) + λ KL(softmax s_D ‖ softmax s)
 
 Deviation: their networks share the shape of their last hidden layers, which the server copies into the small ones;
@@ -37,7 +37,7 @@ from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
 class FedETState(NamedTuple):
-    """The server's network [d], a network a level [levels, d], and the clients' levels."""
+    """The server's network [d], one network per level [levels, d], and the clients' levels."""
 
     x: Tensor
     models: Tensor
@@ -45,7 +45,7 @@ class FedETState(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the ensemble says of some rows: labels, the mean opinion of those who disagree, and whether anybody does."""
+    """The ensemble's view of rows: labels, the mean prediction of clients that disagree, and whether any does."""
 
     labels: Tensor
     others: Tensor
@@ -75,16 +75,32 @@ def fed_et(
     distil_steps: Count = 20,
     distil_rows: Count = 64,
 ) -> Method:
-    """γ = step, λ = diversity; distil_steps of Adam on distil_rows public rows each. One round; a client moves its
-    network."""
-    local = Local(step, local_steps, batch, optimiser)
-    how = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    """Let the ensemble of small client networks teach a large network at the server on public rows.
 
-    def loss(outputs: Tensor, told: Verdict) -> Tensor:
+    Symbols: γ = step, λ = diversity.
+
+    Cost: 1 round per call of round; a client receives and sends the network of its size.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        diversity: λ, weight of the opinion of the clients that disagree
+        distil_step: step size of Adam on the public rows
+        distil_steps: steps of Adam on the public rows per round
+        distil_rows: public rows per step
+
+    Example:
+        >>> from coterie.methods import fed_et
+        >>> fed_et().name
+        'fed-et'
+    """
+    local = Local(step, local_steps, batch, optimiser)
+    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
+
+    def loss(outputs: Tensor, judged: Verdict) -> Tensor:
         log_p = outputs.log_softmax(-1)
-        agreed = -log_p.gather(1, told.labels[:, None])[:, 0]
-        divergence = (told.others * (told.others.clamp(min=1e-12).log() - log_p)).sum(-1)
-        return (agreed + diversity * told.divided * divergence).mean()
+        agreed = -log_p.gather(1, judged.labels[:, None])[:, 0]
+        divergence = (judged.others * (judged.others.clamp(min=1e-12).log() - log_p)).sum(-1)
+        return (agreed + diversity * judged.divided * divergence).mean()
 
     def init(problem: Problem, n: int) -> FedETState:
         problem = expect(problem, SubModels)
@@ -93,9 +109,9 @@ def fed_et(
     def round(fed: Federation, s: FedETState, draw: Draw) -> FedETState:
         task = fed.task
         found = trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
-        inputs = public_batches(task, how, draw.phase("public"))
-        told = [verdict(ensemble(task, found, some)) for some in inputs]
-        x = distilled(task, s.x, inputs, told, loss, how)
+        inputs = public_batches(task, distillation, draw.phase("public"))
+        verdicts = [verdict(ensemble(task, found, rows)) for rows in inputs]
+        x = distilled(task, s.x, inputs, verdicts, loss, distillation)
         return FedETState(x, averaged(task, s.models, found), s.levels)
 
     return Method("fed-et", init, round, lambda s: View(s.x), needs=NEEDS)

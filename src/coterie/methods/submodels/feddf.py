@@ -1,7 +1,7 @@
 """FedDF (Lin et al. 2020, Algorithm 3): networks of several sizes, each fused by distilling all clients' ensemble.
 
 Clients train the network of their level. The server averages those of a level, then each average learns, on public
-rows without labels, what the mean of the logits of all clients' networks says. The network of the largest capacity is
+rows without labels, from the mean logits of all clients' networks. The network of the largest capacity is
 judged. Deviation: a fixed number of steps, no early stopping on a validation set.
 """
 
@@ -33,7 +33,7 @@ from coterie.settings import BatchSize, Count, Positive
 
 
 class FedDFState(NamedTuple):
-    """A network a level, [levels, d], and the clients' levels."""
+    """One network per level, [levels, d], and the clients' levels."""
 
     models: Tensor
     levels: Tensor
@@ -50,9 +50,25 @@ def feddf(
     distil_steps: Count = 20,
     distil_rows: Count = 64,
 ) -> Method:
-    """γ = step; distil_steps of Adam on distil_rows public rows each. One round; a client moves its network."""
+    """Train networks of several sizes, and let each learn from the ensemble of all clients on public rows (Alg. 3).
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends the network of its size.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        distil_step: step size of Adam on the public rows
+        distil_steps: steps of Adam on the public rows per round
+        distil_rows: public rows per step
+
+    Example:
+        >>> from coterie.methods import feddf
+        >>> feddf().name
+        'feddf'
+    """
     local = Local(step, local_steps, batch, optimiser)
-    how = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
 
     def init(problem: Problem, n: int) -> FedDFState:
         problem = expect(problem, SubModels)
@@ -62,12 +78,14 @@ def feddf(
         task = fed.task
         found = trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
         models = averaged(task, s.models, found)
-        inputs = public_batches(task, how, draw.phase("public"))
-        told = [ensemble(task, found, some).mean(0).softmax(-1) for some in inputs]
+        inputs = public_batches(task, distillation, draw.phase("public"))
+        labels = [ensemble(task, found, rows).mean(0).softmax(-1) for rows in inputs]
         students = []
         for level, model in enumerate(models):
             index = index_of(task, level)
-            theta = distilled(task.at(level, scaled=False), model[index], inputs, told, soft_cross_entropy, how)
+            theta = distilled(
+                task.at(level, scaled=False), model[index], inputs, labels, soft_cross_entropy, distillation
+            )
             students.append(model.index_copy(0, index, theta))
         return FedDFState(torch.stack(students), s.levels)
 

@@ -2,10 +2,10 @@
 
 Clients train within a mask. Every `readjust` rounds, halfway through its steps, a client drops a share α_r of the kept
 entries of each weight, the smallest, and grows as many where the gradient is largest, from 0; it then uploads its mask
-too. Each parameter takes the mean over those who kept it, and the server cuts its masks by magnitude anew. α_r falls as
-a cosine from `change` to 0 at round `until`. As in FedSep's comparison, the density is the client's capacity: there is
-one mask a level, and smaller ones lie within larger ones. Deviations: every weight has the same density (theirs follow
-from the shape of the layer); masks start by magnitude; values go down with their indices in every round.
+too. Each parameter takes the mean over the clients that kept it, and the server cuts its masks by magnitude anew. α_r
+falls as a cosine from `change` to 0 at round `until`. As in FedSep's comparison, the density is the client's capacity:
+there is one mask per level, and smaller ones lie within larger ones. Deviations: every weight has the same density
+(theirs follow from the shape of the layer); masks start by magnitude; values go down with their indices in every round.
 """
 
 from math import cos, pi
@@ -30,7 +30,7 @@ from coterie.settings import BatchSize, Count, Positive, Probability
 
 
 class FedDSTState(NamedTuple):
-    """The whole model, the clients' levels, a mask a level [levels, d], rounds done."""
+    """The whole model, the clients' levels, one mask per level [levels, d], rounds done."""
 
     x: Tensor
     levels: Tensor
@@ -69,7 +69,23 @@ def feddst(
     change: Probability = 0.1,
     until: Count = 1000,
 ) -> Method:
-    """γ = step. One round; a client sends and is sent its kept weights, and their indices when these are new."""
+    """Train sparse networks whose masks move: drop the smallest weights, grow where gradients are large.
+
+    Symbols: γ = step, α_0 = change.
+
+    Cost: 1 round per call of round; a client receives its kept weights with indices, and sends their changes.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        readjust: rounds between two moves of the masks
+        change: share of the kept weights that the first move replaces
+        until: round at which the masks come to rest
+
+    Example:
+        >>> from coterie.methods import feddst
+        >>> feddst().name
+        'feddst'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def masks(task: Any, x: Tensor) -> Tensor:
@@ -85,11 +101,11 @@ def feddst(
         moving = s.rounds % readjust == readjust - 1 and s.rounds < until
         alpha = change / 2 * (1 + cos(pi * s.rounds / until)) if moving else 0.0
 
-        def ask(level: int, some: Federation) -> Part:
+        def ask(level: int, group: Federation) -> Part:
             index = places(s.masks[level], size(cut, counts(cut, task.shares[level])))
             settings: dict[str, Any] = {**local._asdict(), "level": level, "change": alpha}
-            told = Sparse(s.x[index], index.to(torch.int32))
-            reply, _ = some.gather(dynamic_steps, told, draw=draw.phase("learn"), **settings)
+            message = Sparse(s.x[index], index.to(torch.int32))
+            reply, _ = group.gather(dynamic_steps, message, draw=draw.phase("learn"), **settings)
             return Part(reply.places.long(), reply.values) if alpha else Part(index, reply)
 
         x = merged(s.x, asked(fed, by_level(s.levels), ask))
@@ -98,4 +114,4 @@ def feddst(
             return FedDSTState(x * found[0], s.levels, found, s.rounds + 1)
         return FedDSTState(x, s.levels, s.masks, s.rounds + 1)
 
-    return Method("feddst", init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method("feddst", init, round, lambda s: View(s.x), needs=NEEDS, whole_numbers=("feddst/dynamic-steps",))

@@ -29,7 +29,20 @@ class FederatedDropoutState(NamedTuple):
 def federated_dropout(
     *, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd"
 ) -> Method:
-    """γ = step. One round; a client sends and is sent its sub-model."""
+    """Let every client train kernels drawn at random in every round, as many as its capacity allows.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model.
+
+    Args:
+        optimiser: rule of the clients' local steps
+
+    Example:
+        >>> from coterie.methods import federated_dropout
+        >>> federated_dropout().name
+        'federated-dropout'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> FederatedDropoutState:

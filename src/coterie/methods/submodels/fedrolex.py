@@ -2,7 +2,7 @@
 
 In round t a client of capacity p trains the kernels t, t+1, … of each layer, around its end to its beginning, so that
 all of them are trained equally often. Each parameter becomes the mean over the clients that held it. Deviation: the
-number of kernels is rounded down, so that nobody trains more than its capacity.
+number of kernels is rounded down, so that no client trains more than its capacity.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,21 @@ def fedrolex(
     optimiser: Rule = "sgd",
     stride: Count = 1,
 ) -> Method:
-    """γ = step; the window moves by `stride` kernels. One round; a client sends and is sent its sub-model."""
+    """Let every client train a window of kernels that moves on in every round.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        stride: kernels by which the window moves per round
+
+    Example:
+        >>> from coterie.methods import fedrolex
+        >>> fedrolex().name
+        'fedrolex'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> FedRolexState:

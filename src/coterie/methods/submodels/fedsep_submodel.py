@@ -8,12 +8,13 @@
 T are multiply-adds, of the sub-model and of the whole. HN is a small network: an embedding of each group of kernels,
 through a hidden layer common to all groups, gives the logits of its kernels. It starts with all a alike and T(a) just
 below the budget, so that the data decide from the first step on. A client decodes again when its mask is `refresh`
-rounds old; for that it is sent the whole ω, otherwise its sub-model only. Who can train everything decodes nothing.
+rounds old; for that it receives the whole ω, otherwise its sub-model only. A client that can train everything does not
+decode.
 
-Remark 3 prints the mean over all active clients and says that it is the rule of the literature, which is the mean over
-those who trained a parameter: `average` offers both, the second is the default. φ starts anew at every decode (to carry
-it on was no better). The decode runs the whole network at the client, whatever its capacity: so in the paper,
-which does not say it.
+Remark 3 prints the mean over all active clients and calls it the rule of the literature, which is the mean over the
+clients that trained a parameter: `average` offers both, the second is the default. φ starts anew at every decode (to
+keep it was no better). The decode runs the whole network at the client, whatever its capacity, as in the paper, which
+does not state it.
 """
 
 from math import log, sqrt
@@ -26,7 +27,7 @@ from torch.func import grad
 from coterie.federation import RESULT, Batch, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, batches, learn, learnt, merged, sent
 from coterie.numerics import Draw
@@ -36,7 +37,7 @@ from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 LARGEST = 0.99  # a mask of 1 has no finite logit
-MARGIN = 0.05  # masks start so much below the budget: above it, the resource loss would drown what the data say
+MARGIN = 0.05  # masks start this much below the budget: above it, the resource loss would outweigh the data
 
 
 class FedSepSubmodelState(NamedTuple):
@@ -49,8 +50,8 @@ class FedSepSubmodelState(NamedTuple):
     rounds: int
 
 
-class Answer(NamedTuple):
-    """What clients of one capacity learnt, who they are, and their masks if these are new."""
+class Reply(NamedTuple):
+    """The changes of clients of one capacity, their ids, and their masks if these are new."""
 
     part: Part
     ids: Tensor
@@ -103,7 +104,7 @@ def decoded_mask(shard: Shard, omega: Tensor, static: Static, draw: Draw) -> Ten
     task, cut = shard.task, shard.task.anatomy
     share = task.shares[static.level]
     budget = share * cut.work(cut.first(1.0)).to(omega)
-    net, rule = HyperNetwork(cut.sizes, static.width), Server("adam", static.decode_step)
+    net, rule = HyperNetwork(cut.sizes, static.width), UpdateRule("adam", static.decode_step)
     level = on_budget(cut, share)
     offset = log(level / (1 - level)) - MARGIN
 
@@ -148,9 +149,28 @@ def fedsep_submodel(
     width: Count = 16,
     scaled: bool = True,
 ) -> Method:
-    """γ = step, η_g = server_step, β = resource, I_dec = decode_steps; decay is AdamW's, width the hyper-network's.
+    """Let every client choose and train the kernels that suit its data within its capacity.
 
-    One round. A client sends its sub-model, and its mask when that is new; it is sent its sub-model, or then all of ω.
+    Symbols: γ = step, η_g = server_step, β = resource, I_dec = decode_steps.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model (all of the model down when it decodes).
+
+    Args:
+        optimiser: rule of the clients' local steps
+        average: mean of a change over the clients that trained the parameter, or over all active ones
+        refresh: rounds after which a client decodes its mask anew
+        decode_step: step size of AdamW on the hyper-network
+        decode_steps: I_dec, steps of AdamW per decode
+        decode_batch: rows per step of AdamW
+        decay: weight decay of AdamW
+        resource: β, weight of the penalty on masks above the client's budget
+        width: width of the hyper-network's embeddings and hidden layer
+        scaled: let sub-models scale their activations as in HeteroFL, where the problem has scalers
+
+    Example:
+        >>> from coterie.methods import fedsep_submodel
+        >>> fedsep_submodel().name
+        'fedsep-submodel'
     """
     local = Local(step, local_steps, batch, optimiser)
     decoding: dict[str, Any] = {"decode_step": decode_step, "decode_steps": decode_steps, "decode_batch": decode_batch}
@@ -172,23 +192,30 @@ def fedsep_submodel(
             for new in (False, True)
         }
 
-        def ask(key: tuple[int, bool], some: Federation) -> Answer:
+        def ask(key: tuple[int, bool], group: Federation) -> Reply:
             level, new = key
             share = task.shares[level]
             settings: dict[str, Any] = {**local._asdict(), "level": level, "scaled": scaled}
             if new:
-                (change, masks), ids = some.gather(decode_and_learn, s.x, draw=at, **settings, **decoding)
-                return Answer(Part(cut.index(masks, share), change), ids, masks)
-            index = cut.index(s.masks[some.ids] if share < 1.0 else cut.first(share), share)
-            change, ids = some.gather(learn, sent(s.x, index, some.ids), draw=at, **settings)
-            return Answer(Part(answered(index, some.ids, ids), change), ids, None)
+                (change, masks), ids = group.gather(decode_and_learn, s.x, draw=at, **settings, **decoding)
+                return Reply(Part(cut.index(masks, share), change), ids, masks)
+            index = cut.index(s.masks[group.ids] if share < 1.0 else cut.first(share), share)
+            change, ids = group.gather(learn, sent(s.x, index, group.ids), draw=at, **settings)
+            return Reply(Part(answered(index, group.ids, ids), change), ids, None)
 
-        answers = asked(fed, groups, ask)
+        replies = asked(fed, groups, ask)
         masks, decoded = s.masks, s.decoded
-        for _, ids, new in answers:
+        for _, ids, new in replies:
             if new is not None:
                 masks, decoded = masks.index_copy(0, ids, new), decoded.index_fill(0, ids, s.rounds)
-        x = merged(s.x, [answer.part for answer in answers], everyone=average == "active")
+        x = merged(s.x, [reply.part for reply in replies], everyone=average == "active")
         return FedSepSubmodelState(s.x + server_step * (x - s.x), s.levels, masks, decoded, s.rounds + 1)
 
-    return Method("fedsep-submodel", init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method(
+        "fedsep-submodel",
+        init,
+        round,
+        lambda s: View(s.x),
+        needs=NEEDS,
+        whole_numbers=("fedsep-submodel/decode-and-learn",),
+    )

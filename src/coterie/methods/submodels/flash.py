@@ -1,11 +1,11 @@
 """Flash (Babakniya et al. 2022): sparse training whose masks all clients agree on from the first round.
 
-Stage 1, the first round: clients train the whole model, and tell how much of each weight tensor is among the share p
+Stage 1, the first round: clients train the whole model, and report how much of each weight tensor is among the share p
 that is largest over all tensors: its sensitivity. Stage 2 (their SPDST): with the mean sensitivity the density of each
-tensor is fixed, and so is the mask, by magnitude of the initial model, which everybody knows: so masks are never sent,
+tensor is fixed, and so is the mask, by magnitude of the initial model, which all clients know: so masks are never sent,
 and smaller ones lie within larger ones (their hetero-FLASH). Clients train within their masks; each parameter takes the
-mean over those who keep it. Deviation: in stage 1 their clients also learn sparsely; here they take plain steps, which
-are then forgotten.
+mean over the clients that keep it. Deviation: in stage 1 their clients also learn sparsely; here they take plain steps,
+which are then forgotten.
 """
 
 from typing import NamedTuple
@@ -58,7 +58,20 @@ def fixed_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
 
 @validated
 def flash(*, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd") -> Method:
-    """γ = step. One round; a client sends and is sent its kept weights (in the first, a number a weight tensor)."""
+    """Train sparse networks whose masks follow from measured sensitivities in the first round and then stay.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its kept weights (in the first, sensitivities).
+
+    Args:
+        optimiser: rule of the clients' local steps
+
+    Example:
+        >>> from coterie.methods import flash
+        >>> flash().name
+        'flash'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> FlashState:
@@ -70,14 +83,14 @@ def flash(*, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 
         task, cut, start = fed.task, fed.task.anatomy, fed.task.model.start
         at = draw.phase("learn")
 
-        def judge(level: int, some: Federation) -> Tensor:
-            told, _ = some.gather(sensitivities, s.x, draw=at, level=level, **local._asdict())
-            return told
+        def judge(level: int, group: Federation) -> Tensor:
+            replies, _ = group.gather(sensitivities, s.x, draw=at, level=level, **local._asdict())
+            return replies
 
-        def ask(level: int, some: Federation) -> Part:
+        def ask(level: int, group: Federation) -> Part:
             kept = _kept(cut, task.shares[level], s.sensitivity)
             index = places(densest(cut, start.abs(), kept), size(cut, kept))
-            change, _ = some.gather(fixed_steps, s.x[index], draw=at, kept=kept, **local._asdict())
+            change, _ = group.gather(fixed_steps, s.x[index], draw=at, kept=kept, **local._asdict())
             return Part(index, change)
 
         groups = by_level(s.levels)
@@ -91,7 +104,7 @@ def flash(*, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 
 
 
 def _kept(cut: Anatomy, share: float, sensitivity: Tensor) -> list[int]:
-    """How many entries of each weight tensor a client of this share keeps: what full ones cannot take, others get."""
+    """Entries per weight tensor that a client of this share keeps; the surplus of full tensors goes to the others."""
     sizes = torch.tensor([s.stop - s.start for s in cut.segments if s.is_weight], dtype=torch.float64)
     density = share * sensitivity.double().cpu()
     for _ in range(len(sizes)):

@@ -2,7 +2,7 @@
 
 Small sub-models lie within large ones; each parameter becomes the mean over the clients that hold it. The model is that
 of the largest capacity: kernels beyond it are 0. Static batch norm, scalers and the masked loss are the problem's
-(`submodels`). Deviations: the number of kernels is rounded down, so that nobody trains more than its capacity; the rows
+(`submodels`). Deviations: the number of kernels is rounded down, so that no client exceeds its capacity; the rows
 of the output layer are averaged over all clients, not only over those that have the class.
 """
 
@@ -31,7 +31,20 @@ class HeteroFLState(NamedTuple):
 def heterofl(
     *, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd"
 ) -> Method:
-    """γ = step. One round; a client sends and is sent its sub-model."""
+    """Let a client of capacity p train the first p of the kernels of every layer.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model.
+
+    Args:
+        optimiser: rule of the clients' local steps
+
+    Example:
+        >>> from coterie.methods import heterofl
+        >>> heterofl().name
+        'heterofl'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> HeteroFLState:

@@ -1,4 +1,4 @@
-"""All clients train the same sub-model: the smallest, which everybody can afford, or the largest, which few can.
+"""All clients train the same sub-model: the smallest, which every client can afford, or the largest, which few can.
 
 The bounds between which methods for unequal clients are judged (FedSep, Table 1). The smallest is a network of its own:
 it has no scalers, and starts with weights as large as if it had been initialised alone. It is kept as the whole model
@@ -21,7 +21,7 @@ from coterie.settings import BatchSize, Count, Positive
 
 
 class HomogeneousState(NamedTuple):
-    """The model, with kernels that it has not at 0, and the level that all clients have."""
+    """The model, with absent kernels at 0, and the level that all clients have."""
 
     x: Tensor
     levels: Tensor
@@ -36,7 +36,21 @@ def homogeneous(
     batch: BatchSize = 20,
     optimiser: Rule = "sgd",
 ) -> Method:
-    """γ = step. One round of FedAvg."""
+    """Let all clients train the same sub-model by FedAvg: the smallest or the largest.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; a client receives and sends its sub-model.
+
+    Args:
+        size: the smallest sub-model, which every client can afford, or the largest
+        optimiser: rule of the clients' local steps
+
+    Example:
+        >>> from coterie.methods import homogeneous
+        >>> homogeneous(size="largest").settings["size"]
+        'largest'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> HomogeneousState:

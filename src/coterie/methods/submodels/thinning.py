@@ -1,4 +1,4 @@
-"""What methods with sparse weights share: masks by parameter, tensor by tensor, and learning within them.
+"""Shared by methods with sparse weights: masks per parameter, tensor by tensor, and training within them.
 
 A client of capacity p keeps a share p of the entries of each weight; biases and norms are always kept. The network
 keeps its shape, so with dense kernels only the traffic falls with p, not the time (carving.py has smaller networks).
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import Shard, Static
-from coterie.methods.shared.optimisers import Server
+from coterie.methods.shared.optimisers import UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import batches
 from coterie.numerics import Draw
@@ -26,16 +26,16 @@ def counts(cut: Anatomy, density: float | Sequence[float]) -> list[int]:
 
 
 def densest(cut: Anatomy, score: Tensor, kept: Sequence[int]) -> Tensor:
-    """So many entries of each weight tensor with the largest scores, [..., d] bool; all others are kept too."""
+    """The entries of each weight tensor with the largest scores, and all other parameters, [..., d] bool."""
     mask, left = torch.ones_like(score, dtype=torch.bool), iter(kept)
     parts = []
     for start, stop, is_weight in cut.segments:
-        some = score[..., start:stop]
+        scores = score[..., start:stop]
         if not is_weight:
             parts.append(mask[..., start:stop])
             continue
-        best = some.argsort(dim=-1, descending=True, stable=True)[..., : next(left)]
-        parts.append(torch.zeros_like(some, dtype=torch.bool).scatter(-1, best, True))
+        best = scores.argsort(dim=-1, descending=True, stable=True)[..., : next(left)]
+        parts.append(torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True))
     return torch.cat(parts, -1)
 
 
@@ -45,9 +45,9 @@ def size(cut: Anatomy, kept: Sequence[int]) -> int:
 
 
 def within(shard: Shard, theta: Tensor, mask: Tensor, steps: int, static: Static, draw: Draw) -> Tensor:
-    """θ after so many steps of the local rule in the whole network, of which only what the mask keeps is moved."""
+    """θ after steps of the local rule in the whole network, which move only the entries that the mask keeps."""
     task: Any = shard.task
-    rule = Server(static.rule, static.step)
+    rule = UpdateRule(static.rule, static.step)
     x, moments = theta, rule.start(theta)
     for t, batch in enumerate(batches(own_rows(shard), static.batch, steps, draw), 1):
         x, moments = rule.move(x, task.gradient(x, batch) * mask, moments, t)

@@ -1,10 +1,10 @@
 """ZeroFL (Qiu et al. 2022): clients compute with their largest weights, and upload those.
 
 At every step the gradient is taken at the p largest weights of each tensor, the others at 0, and moves all weights
-(SWAT). Uploaded is the change of what is largest in the end ('Diff on Top-K-W'), with a share `extra` more than was
-computed with; each parameter takes the mean over those who sent it. The model goes down whole. As in FedSep's
-comparison, the density is the client's capacity. Deviation: SWAT also drops small activations in the backward pass, to
-save work; here they are kept, and no time is saved.
+(SWAT). They upload the changes of the weights that are largest in the end ('Diff on Top-K-W'), a share `extra` more
+than they computed with; each parameter takes the mean over the clients that sent it. The whole model is sent down. As
+in FedSep's comparison, the density is the client's capacity. Deviation: SWAT also drops small activations in the
+backward pass, to save work; here they are kept, and no time is saved.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.optimisers import Rule, Server
+from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, batches, by_level, merged
 from coterie.methods.submodels.thinning import counts, densest, size
@@ -39,13 +39,13 @@ def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw
     """The change of the weights that are largest in the end."""
     task, cut = shard.task, shard.task.anatomy
     used = counts(cut, task.shares[static.level])
-    told = counts(cut, min(1.0, task.shares[static.level] + static.extra))
-    rule = Server(static.rule, static.step)
+    uploaded = counts(cut, min(1.0, task.shares[static.level] + static.extra))
+    rule = UpdateRule(static.rule, static.step)
     x, moments = shared, rule.start(shared)
     for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
         sparse = x * densest(cut, x.abs(), used)
         x, moments = rule.move(x, task.gradient(sparse, batch), moments, t)
-    index = places(densest(cut, x.abs(), told), size(cut, told))
+    index = places(densest(cut, x.abs(), uploaded), size(cut, uploaded))
     return Sparse((x - shared)[index], index.to(torch.int32))
 
 
@@ -58,7 +58,21 @@ def zerofl(
     optimiser: Rule = "sgd",
     extra: NonNegative = 0.1,
 ) -> Method:
-    """γ = step. One round; a client sends the changes of its p + extra largest weights with their indices."""
+    """Let clients compute with their largest weights and upload the changes of those.
+
+    Symbols: γ = step.
+
+    Cost: 1 round per call of round; d numbers down per client, and its share p + extra of them up, with indices.
+
+    Args:
+        optimiser: rule of the clients' local steps
+        extra: share of the weights that is uploaded beyond the client's capacity
+
+    Example:
+        >>> from coterie.methods import zerofl
+        >>> zerofl().name
+        'zerofl'
+    """
     local = Local(step, local_steps, batch, optimiser)
 
     def init(problem: Problem, n: int) -> ZeroFLState:
@@ -66,11 +80,11 @@ def zerofl(
         return ZeroFLState(problem.start, problem.levels)
 
     def round(fed: Federation, s: ZeroFLState, draw: Draw) -> ZeroFLState:
-        def ask(level: int, some: Federation) -> Part:
+        def ask(level: int, group: Federation) -> Part:
             settings: dict[str, Any] = {**local._asdict(), "level": level, "extra": extra}
-            change, _ = some.gather(sparse_steps, s.x, draw=draw.phase("learn"), **settings)
+            change, _ = group.gather(sparse_steps, s.x, draw=draw.phase("learn"), **settings)
             return Part(change.places.long(), change.values)
 
         return s._replace(x=merged(s.x, asked(fed, by_level(s.levels), ask)))
 
-    return Method("zerofl", init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method("zerofl", init, round, lambda s: View(s.x), needs=NEEDS, whole_numbers=("zerofl/sparse-steps",))

@@ -3,7 +3,7 @@
     θ ← θ − γ_θ (N/|A|) Σ_A w_k ∇L_k(θ),   w ← Π_Δ(w + γ_w (N/|A|) L_k(θ) on A, 0 elsewhere)
 
 Theory is for the averages of all iterates (`output = "average"`); practice takes the last. No target is needed: AFL
-guards against the unknown mixture, so it leans towards the clients that are hardest to fit, noise included.
+guards against an unknown mixture, so it favours the clients that are hardest to fit, noise included.
 """
 
 from typing import Literal, NamedTuple
@@ -43,7 +43,21 @@ def afl(
     output: Literal["last", "average"] = "last",
     batch: BatchSize = 64,
 ) -> Method:
-    """γ_θ and γ_w. One round; d + 1 floats up a client."""
+    """Train one model for the worst mixture of the clients: a minimax game over the client weights.
+
+    Symbols: γ_θ = step, γ_w = outer_step.
+
+    Cost: 1 round per call of round; d + 1 numbers up per client.
+
+    Args:
+        outer_step: γ_w, step size of the ascent on the weights
+        output: the last iterate, or the average of all iterates, for which the theory holds
+
+    Example:
+        >>> from coterie.methods import afl
+        >>> afl(output="average").settings["output"]
+        'average'
+    """
 
     def init(problem: Problem, n: int) -> AFLState:
         theta, w = problem.start, uniform(n, like=problem.start)

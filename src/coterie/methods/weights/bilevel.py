@@ -3,9 +3,9 @@
     θ ≈ argmin Σ w_k L_k   and   (Σ w_k ∇²L_k(θ)) h = ∇L_0(θ),   both by Local-SVRG;
     ∂F/∂w_k = −∇L_k(θ)ᵀh;   w ← Π_{Δ_b}(w − η ∂F)
 
-Returns the last iterate (the theory returns a random one). Rounds an outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where
-the outputs of Local-SVRG are averaged; the exchanges with the target are free where that is the server. `tie` adds the
-penalty of methods/shared/ties.py to ∂F, also in the record.
+Returns the last iterate (the theory returns a random one). Rounds per outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where
+the outputs of Local-SVRG are averaged; exchanges with the target cost no round where the server holds its rows. `tie`
+adds the penalty of methods/shared/ties.py to ∂F, also in the record.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torch import Tensor
 from coterie.federation import RESULT, Federation, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs, solve
+from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs, solve
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
 from coterie.numerics import Draw, project_capped_simplex, uniform
@@ -25,7 +25,7 @@ from coterie.settings import Count, NonNegative, Positive, Probability
 
 
 class Hypergradient(NamedTuple):
-    """∂F/∂w_k by client (0 for those who did not answer), the model it belongs to, and the distance to the target
+    """∂F/∂w_k per client (0 without a reply), the model it belongs to, and the distance to the target
     Σ_k (L_0 − L_k)² at that model."""
 
     theta: Tensor
@@ -50,7 +50,9 @@ def merit(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw)
     return -(shard.task.full_gradient(theta, rows) @ h), shard.task.full_loss(theta, rows)
 
 
-def hypergradient(fed: Federation, theta: Tensor, w: Tensor, model: Walk, system: Walk, draw: Draw) -> Hypergradient:
+def hypergradient(
+    fed: Federation, theta: Tensor, w: Tensor, model: SVRGSteps, system: SVRGSteps, draw: Draw
+) -> Hypergradient:
     """θ ≈ θ*(w) from the given start, then h, then −∇L_k(θ)ᵀh (eqs. 14 and 15)."""
     theta = solve(fed, "model", theta, w, model, draw.phase("model"))
     loss, goal = fed.ask_target(goal_loss_and_gradient, theta, draw=draw.phase("goal"))
@@ -61,7 +63,7 @@ def hypergradient(fed: Federation, theta: Tensor, w: Tensor, model: Walk, system
 
 
 def record(gradient: Tensor, G: Tensor, w: Tensor, cap: float, step: float) -> dict[str, Any]:
-    """What the record says beside the usual: G, ∂F/∂w by client, and ‖w − Π(w − η∂F)‖/η."""
+    """More entries of the record: G, ∂F/∂w per client, and ‖w − Π(w − η∂F)‖/η."""
     moved = project_capped_simplex(w - step * gradient, cap)
     return {
         "statistical_distance": float(G),
@@ -85,7 +87,33 @@ def bilevel(
     convexity: NonNegative = 0.0,
     tie: NonNegative = 0.0,
 ) -> Method:
-    """γ = step (θ), system_step (h); η = outer_step; τ = local_steps; T = steps (five passes); q = refresh; b = cap."""
+    """Learn client weights by projected descent along the hypergradient of the target's loss (Alg. 3).
+
+    Symbols: γ = step, η = outer_step, τ = local_steps, T = steps, q = refresh, b = cap, μ = convexity.
+
+    Cost: 2(1 + ⌈T/τ⌉) + 1 rounds per call of round (2 more with average), and 1 exchange with the target.
+
+    Args:
+        system_step: step size of Local-SVRG for the linear system that gives h
+        outer_step: η, step size of the projected descent on the weights
+        local_steps: τ, local steps between two averages
+        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set
+        batch: rows per corrected gradient
+        refresh: q, probability per step that a client renews its anchor
+        cap: b, largest weight of one client
+        average: return the weighted average of Local-SVRG's iterates instead of the last one
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> method = coterie.methods.bilevel(steps=10, batch=4, cap=1.0, outer_step=0.1)
+        >>> fit = coterie.fit(problem, method, rounds=2, mode="vmap")
+        >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
+        (True, 10)
+    """
 
     def init(problem: Problem, n: int) -> BilevelState:
         check_cap(cap, n)
@@ -94,7 +122,7 @@ def bilevel(
 
     def round(fed: Federation, s: BilevelState, draw: Draw) -> BilevelState:
         T = steps or five_epochs(fed, batch)
-        model = Walk(step, local_steps, refresh, T, batch, average, convexity)
+        model = SVRGSteps(step, local_steps, refresh, T, batch, average, convexity)
         system = model._replace(step=system_step)
         found = hypergradient(fed, s.theta, s.w, model, system, draw)
         gradient = tied(found.gradient, s.w, tie)

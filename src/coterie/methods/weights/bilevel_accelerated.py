@@ -13,7 +13,7 @@ from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.baselines.local_svrg import Walk, check_cap, five_epochs
+from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs
 from coterie.methods.shared.ties import tied
 from coterie.methods.weights.bilevel import hypergradient, record
 from coterie.numerics import Draw, project_capped_simplex, uniform
@@ -47,7 +47,27 @@ def bilevel_accelerated(
     convexity: NonNegative = 0.0,
     tie: NonNegative = 0.0,
 ) -> Method:
-    """Settings as for `bilevel`."""
+    """Learn client weights by accelerated hypergradient descent, for objectives convex in the weights (Alg. 2).
+
+    Symbols: γ = step, η = outer_step, τ = local_steps, T = steps, q = refresh, b = cap, μ = convexity.
+
+    Cost: 2(1 + ⌈T/τ⌉) + 1 rounds per call of round (2 more with average), and 1 exchange with the target.
+
+    Args:
+        system_step: step size of Local-SVRG for the linear system that gives h
+        outer_step: η, step size on the weights; the second sequence moves by η(s + 1)/4 in outer step s
+        local_steps: τ, local steps between two averages
+        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set
+        batch: rows per corrected gradient
+        refresh: q, probability per step that a client renews its anchor
+        cap: b, largest weight of one client
+        average: return the weighted average of Local-SVRG's iterates instead of the last one
+
+    Example:
+        >>> from coterie.methods import bilevel_accelerated
+        >>> bilevel_accelerated().name
+        'bilevel-accelerated'
+    """
 
     def init(problem: Problem, n: int) -> AcceleratedState:
         check_cap(cap, n)
@@ -57,7 +77,7 @@ def bilevel_accelerated(
     def round(fed: Federation, state: AcceleratedState, draw: Draw) -> AcceleratedState:
         s = state.s
         T = steps or five_epochs(fed, batch)
-        model = Walk(step, local_steps, refresh, T, batch, average, convexity)
+        model = SVRGSteps(step, local_steps, refresh, T, batch, average, convexity)
         w_md = 2 / (s + 2) * state.w + s / (s + 2) * state.w_ag
         found = hypergradient(fed, state.theta, w_md, model, model._replace(step=system_step), draw)
         gradient = tied(found.gradient, w_md, tie)

@@ -1,21 +1,21 @@
-"""Everyone finds friends: every client is a target, one pass of local walks serves all (beyond MeritFed's paper).
+"""Every client is a target; the local steps of one round serve all of them (beyond MeritFed's paper).
 
-    U_k = x_k after a walk on client k's rows,   x_i⁺ = Σ_k W_ik U_k,   W_i ≈ argmin_{w∈Δ} φ_i(w) = L_i(Σ_k w_k U_k)
+    U_k = x_k after local steps on k's rows,   x_i⁺ = Σ_k W_ik U_k,   W_i ≈ argmin_{w∈Δ} φ_i(w) = L_i(Σ_k w_k U_k)
     W_ik ← W_ik exp(−α_i ∂φ_i/∂w_k)/Z,   ∂φ_i/∂w_k = ⟨∇L_i(·), U_k − ū⟩,   L_i on client i's validation rows
 
 Models are mixed, not updates: with x_i⁺ = x_i + Σ_k W_ik (U_k − x_k) nothing holds the models of a group together, the
-updates of others are then taken ever further from one's own model, and the blocks fade (docs/collaborate.md). Only
-differences of the U_k count on the simplex, so they are measured from their mean ū: a common part costs no digit.
+updates of others are then taken ever further from the target's own model, and the blocks fade (docs/collaborate.md).
+Only differences of the U_k count on the simplex, so they are measured from their mean ū: a common part costs no digit.
 
 The step is scale-free: α_i = c/√(Σ_rounds max_k |∂φ_i/∂w_k − ⟨w, ∂φ_i⟩|²), by target. So c (`mirror_step`) bounds the
-first change of a weight to a factor e^c whatever the units of the loss and however long the walks are.
+first change of a weight to a factor e^c whatever the units of the loss and however many local steps are taken.
 
-joint   ∇L_i is taken at x_i, where the walk starts, and sent along with U_i: one exchange a round
+joint   ∇L_i is taken at x_i, where the local steps start, and sent along with U_i: one exchange per round
 trial   ∇L_i at the trial mixtures themselves: one exchange more for each of `mirror_steps`
 off     W stays as it starts: `own` is local training, `uniform` one averaged model for all, `groups` the known friends
 
 With a partial active set the rows of absent targets and their models stay; the others move weight among active clients.
-A target that holds no weight of any active client goes on from its own walk.
+A target that holds no weight of any active client continues from its own local steps.
 """
 
 from dataclasses import replace
@@ -52,7 +52,7 @@ def validation_gradient(shard: Shard, shared: Tree, private: Tree, static: Stati
 
 @work("collaborate/steps-and-gradient", update=(moved_from(), RESULT))
 def steps_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """U_i, and ∇L_i at x_i, where the walk starts."""
+    """U_i, and ∇L_i at x_i, where the local steps start."""
     return local_sgd(shard, shared, private, static, draw), validation_gradient(shard, shared, private, static, draw)
 
 
@@ -76,8 +76,33 @@ def collaborate(
     mirror_batch: BatchSize = "all",
     start: Literal["uniform", "own", "groups"] = "uniform",
 ) -> Method:
-    """c = mirror_step. One round with d floats down and 2d up a client; trial: 1 + mirror_steps, d each way in each."""
-    walk: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
+    """Give every client a model of its own, mixed from all clients with learned weights.
+
+    Client i is a target with validation rows of its own; row i of the weight matrix holds the weights of its mixture.
+
+    Symbols: γ = step, c = mirror_step.
+
+    Cost: 1 round per call of round, d numbers down and 2d up per client; 1 + mirror_steps rounds with mirror="trial".
+
+    Args:
+        mirror: where a target's gradient is taken: joint (at its own model, sent along with the update), trial (at
+            the trial mixtures, one more round per mirror step), or off (the weights stay as they start)
+        mirror_step: c; the first mirror step changes a weight by at most a factor e^c, whatever the units of the loss
+        mirror_steps: mirror steps per round, with mirror="trial"
+        mirror_batch: validation rows per gradient of a target
+        start: first weights: uniform, own (each client alone), or groups (the known groups of the problem)
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> shards = [friend, friend, stranger]
+        >>> problem = coterie.Weighting.on(shards, validation=shards, model=net, loss="squared")
+        >>> coterie.fit(problem, coterie.methods.collaborate(), rounds=5, mode="vmap").clusters
+        [[0, 1], [2]]
+    """
+    local: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
 
     def init(problem: Problem, n: int) -> CollaborateState:
         X = problem.start.repeat(n, 1)
@@ -86,9 +111,9 @@ def collaborate(
     def round(fed: Federation, s: CollaborateState, draw: Draw) -> CollaborateState:
         at, V = draw.phase("walk"), None
         if mirror == "joint":
-            (U, V), ids = fed.gather(steps_and_gradient, Each(s.X), draw=at, **walk, mirror_batch=mirror_batch)
+            (U, V), ids = fed.gather(steps_and_gradient, Each(s.X), draw=at, **local, mirror_batch=mirror_batch)
         else:
-            U, ids = fed.gather(local_sgd, Each(s.X), draw=at, **walk)
+            U, ids = fed.gather(local_sgd, Each(s.X), draw=at, **local)
         mass, w = _among(s.W, ids)
         reach, away = s.reach[ids], U - U.mean(0)
         if V is not None:
@@ -97,7 +122,7 @@ def collaborate(
         for i in range(mirror_steps if mirror == "trial" else 0):
             x, at = s.X.index_copy(0, ids, w @ U), draw.phase("mirror").step(i)
             answers, those = active.gather(validation_gradient, Each(x), draw=at, mirror_batch=mirror_batch)
-            V = torch.zeros_like(s.X).index_copy(0, those, answers)[ids]  # who fails to answer stays where it is
+            V = torch.zeros_like(s.X).index_copy(0, those, answers)[ids]  # a target without a reply stays where it is
             w, reach = scale_free_step(w, V @ away.T, reach, mirror_step)
         return CollaborateState(
             s.X.index_copy(0, ids, w @ U),
@@ -118,7 +143,7 @@ def _start(start: str, problem: Problem, n: int) -> Tensor:
 
 
 def _among(W: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """How much of each active row lies on active clients, [a, 1], and how it is spread there, [a, a]."""
+    """The mass of each active row on active clients, [a, 1], and its distribution among them, [a, a]."""
     w = W[ids][:, ids]
     mass = w.sum(1, keepdim=True)
     return mass, torch.where(mass > 0.0, w / mass, torch.eye(len(ids), dtype=w.dtype, device=w.device))

@@ -3,9 +3,9 @@
     g_k = −∇L_k(θ)ᵀ H⁻¹∇L_0(θ),   H = Σ_k w_k ∇²L_k(θ),   w ← Π_Δ(w − η_w g),   after K inner steps on θ:
     gradient  θ ← θ − η Σ_k w_k ∇L_k(θ)        newton  θ ← θ − H⁻¹ Σ_k w_k ∇L_k(θ)
 
-Newton steps bring θ to θ*(w), so that g is exact; gradient steps are what the paper on primal–dual weighting compares
-with. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate: that is the point of the comparison.
-`tie` adds the penalty of methods/shared/ties.py to g, for all clients.
+Newton steps bring θ to θ*(w), so that g is exact; the paper on primal–dual weighting compares with gradient
+steps. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate, which the comparison shows. `tie` adds
+the penalty of methods/shared/ties.py to g, for all clients.
 """
 
 from typing import Literal, NamedTuple
@@ -47,9 +47,24 @@ def exact_gd(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """η (of gradient steps), η_w, K; H + damping·I is inverted.
+    """Learn client weights by the exact hypergradient with a dense Hessian; for models of at most 2,000 parameters.
 
-    K + 2 rounds with gradient steps, 2K + 2 with Newton's; d² floats up a client for a Hessian.
+    Symbols: η = step, η_w = outer_step, K = local_steps.
+
+    Cost: 2K + 2 rounds per call of round (K + 2 with inner="gradient"); d² numbers up per client for each Hessian.
+
+    Args:
+        step: η, step size of the inner steps, where these are gradient steps
+        outer_step: η_w, step size of the projected descent on the weights
+        local_steps: K, inner steps on the model per round
+        inner: inner steps of Newton's method, which reach θ*(w), or of gradient descent
+        damping: added to the diagonal of the Hessian before it is inverted
+        columns: Hessian products that a client computes at once; bounds its memory
+
+    Example:
+        >>> from coterie.methods import exact_gd
+        >>> exact_gd().name
+        'exact-gd'
     """
 
     def init(problem: Problem, n: int) -> ExactGDState:
@@ -65,12 +80,12 @@ def exact_gd(
         theta, w = s.theta, s.w
 
         def solve(active: Federation, b: Tensor, at: Draw) -> Tensor:
-            """H⁻¹b; 0 where nobody active has weight, so that nothing moves."""
+            """H⁻¹b; 0 where no active client has weight, so that nothing moves."""
             basis = torch.eye(len(theta), dtype=theta.dtype, device=theta.device)
             rows = hessian_rows(active, theta, basis, w, draw=at.phase("hessian"), batch=batch, columns=columns)
-            somebody = w[active.ids].sum() > 0.0
-            H = torch.where(somebody, fed.n / len(active.ids) * rows + damping * basis, basis)
-            return torch.where(somebody, inverted(H, b), 0.0)
+            weighted = w[active.ids].sum() > 0.0
+            H = torch.where(weighted, fed.n / len(active.ids) * rows + damping * basis, basis)
+            return torch.where(weighted, inverted(H, b), 0.0)
 
         for k in range(local_steps):
             at = draw.step(k)
@@ -97,5 +112,5 @@ def inverted(H: Tensor, b: Tensor) -> Tensor:
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
         raise RunError(
             "exact-gd met a singular Hessian: the clients' losses do not fix θ. Give the loss a ridge, or set "
-            "method.damping (1e-3, say), which adds that much to the diagonal."
+            "method.damping (for example 1e-3), which adds that much to the diagonal."
         ) from None

@@ -1,11 +1,11 @@
 """FedAdp (Wu and Wang 2021): weights by the angle between a client's gradient and the global one.
 
-    θ_k = arccos cos(g_k, Σ_j n_j g_j / Σ_j n_j),   smoothed over the rounds that k took part in, θ̃_k = mean of θ_k
+    θ_k = arccos cos(g_k, Σ_j n_j g_j / Σ_j n_j),   smoothed over the rounds in which k participated, θ̃_k = mean of θ_k
     f(θ̃) = α (1 − exp(−exp(−α (θ̃ − 1)))),   w_k = n_k e^{f(θ̃_k)} / Z,   x ← x − γ Σ_k w_k g_k(x)
 
-A steep fall of f between angles of ½ and 1½ separates those who pull along from those who do not. `angle = "target"`
+The steep fall of f between angles of ½ and 1½ separates clients that help from those that do not. `angle = "target"`
 with `smooth = false` is the baseline of MeritFed's authors: the angle to the target's own gradient, of this round
-alone. A gradient of 0 stands at a right angle. One gradient a client, not several local steps.
+alone. A gradient of 0 stands at a right angle. Clients send one gradient, not several local steps.
 """
 
 from typing import Literal, NamedTuple
@@ -23,7 +23,7 @@ from coterie.settings import BatchSize, Positive
 
 
 class FedAdpState(NamedTuple):
-    """The common model [d], the weights [K], the smoothed angles [K], and how often each client took part [K]."""
+    """The common model [d], the weights [K], the smoothed angles [K], and the number of rounds of each client [K]."""
 
     x: Tensor
     w: Tensor
@@ -41,7 +41,23 @@ def fedadp(
     batch: BatchSize = "all",
     target_batch: BatchSize = "all",
 ) -> Method:
-    """γ and α. One round; with angle="target" also one exchange with the target."""
+    """Weight clients by the angle between their gradient and the global one, smoothed over rounds.
+
+    Symbols: γ = step, α = steepness.
+
+    Cost: 1 round per call of round, and 1 exchange with the target with angle="target".
+
+    Args:
+        steepness: α, how sharply the weight falls with the angle
+        angle: the angle to the mean gradient of all clients, or to the target's gradient
+        smooth: use the mean angle of the rounds in which a client participated, not the angle of this round alone
+        target_batch: rows of the target's gradient, with angle="target"
+
+    Example:
+        >>> from coterie.methods import fedadp
+        >>> fedadp().name
+        'fedadp'
+    """
 
     def weights(sizes: Tensor, angles: Tensor) -> Tensor:
         return torch.softmax(sizes.to(angles).log() + gompertz(angles, steepness), dim=0)
@@ -57,10 +73,10 @@ def fedadp(
             direction = sizes / sizes.sum() @ G
         else:
             direction = fed.ask_target(goal_gradient, s.x, draw=draw.phase("target"), batch=target_batch)
-        seen = cosine_similarity(G, direction[None]).clamp(-1.0, 1.0).arccos()
-        times = s.times.index_add(0, ids, torch.ones_like(seen))
+        now = cosine_similarity(G, direction[None]).clamp(-1.0, 1.0).arccos()
+        times = s.times.index_add(0, ids, torch.ones_like(now))
         share = 1.0 / times[ids] if smooth else 1.0
-        angles = s.angles.index_add(0, ids, share * (seen - s.angles[ids]))
+        angles = s.angles.index_add(0, ids, share * (now - s.angles[ids]))
         x = s.x - step * weights(fed.sizes[ids], angles[ids]) @ G
         return FedAdpState(x, weights(fed.sizes, angles), angles, times)
 

@@ -2,9 +2,9 @@
 
     T times  θ ← FedInn with weights w:   q = Σ w_k ∇L_k(θ),  θ_k ← θ_k − β_k (∇L_k(θ_k) − ∇L_k(θ) + q),  θ = Σ w_k θ_k
              p ≈ (Σ w_k ∇²L_k)⁻¹ ∇L_0(θ)                        Alg. 3 with the weighted Hessian
-             w ← Π(w + α (∇L_k(θ)ᵀp)_k)                         ∂F/∂w_k = −∇L_k(θ)ᵀp, a number a client
+             w ← Π(w + α (∇L_k(θ)ᵀp)_k)                         ∂F/∂w_k = −∇L_k(θ)ᵀp, one number per client
 
-∇f has no part that clients could evaluate alone at other w, so FedOut's local walk reduces to one projected step.
+∇f has no part that clients could evaluate alone at other w, so FedOut's local steps reduce to one projected step.
 With a partial active set weight moves among the active clients only; the others keep theirs. `ask = "weighted"` asks
 clients of weight 0 for their slope alone: to weighted means they add nothing. `tie` adds the penalty of
 methods/shared/ties.py to the slopes of the active clients.
@@ -18,11 +18,11 @@ from coterie.errors import UsageError
 from coterie.federation import RESULT, Federation, Shard, Static, moved_from, work
 from coterie.federation.tree import Tree
 from coterie.methods.base import Method, validated
-from coterie.methods.nested.phases import Inverse, LocalSteps, Series, Walk, product_draws, solve
+from coterie.methods.nested.phases import Inverse, Series, StepCounts, product_draws, solve
 from coterie.methods.nested.works import pace, step_size, within
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.ties import tied
-from coterie.methods.shared.works import goal_gradient, gradient, own_gradient, own_product
+from coterie.methods.shared.works import LocalSteps, goal_gradient, gradient, own_gradient, own_product
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, NonNegative, Positive, Probability
@@ -41,7 +41,7 @@ def fednest_weights(
     step: Positive = 0.5,
     outer_step: NonNegative = 0.1,
     inner_rounds: Count = 1,
-    local_steps: LocalSteps = 5,
+    local_steps: StepCounts = 5,
     terms: Count = 5,
     lipschitz: Positive = 10.0,
     series: Series = "deterministic",
@@ -51,25 +51,44 @@ def fednest_weights(
     ask: Ask = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """FedNest for client weights: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz.
+    """Run FedNest with the client weights as outer variable and the model as inner variable.
 
-    2T + N + 1 rounds, and one exchange with the target, which is one more round if the target is a client.
+    Symbols: α = outer_step, β = step, T = inner_rounds, N = terms, ℓ = lipschitz, τ = local_steps.
+
+    Cost: 2T + N + 1 rounds per call of round, and 1 exchange with the target.
+
+    Args:
+        step: β, total step size of the corrected local steps; each has size β/τ
+        outer_step: α, step size of the projected descent on the weights; 0 keeps the weights
+        local_steps: τ, local steps per inner round: one number, or one per client
+        anchor: rows of every global quantity: gradients, Hessian products, slopes
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> method = coterie.methods.fednest_weights(lipschitz=2.0, batch="all")
+        >>> fit = coterie.fit(problem, method, rounds=2, mode="vmap")
+        >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
+        (True, 16)
     """
-    walk, inverse = Walk(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
+    local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
 
     def init(problem: Problem, n: int) -> FedNestWeights:
         if cap * n < 1.0:
             raise UsageError(
                 f"method.cap = {cap:g} leaves no weights of {n} clients that sum to 1; give ≥ {1 / n:.3g}."
             )
-        if isinstance(walk.steps, list) and len(walk.steps) != n:
-            raise UsageError(f"method.local_steps lists {len(walk.steps)} numbers for {n} clients; give {n}, or one.")
+        if isinstance(local.steps, list) and len(local.steps) != n:
+            raise UsageError(f"method.local_steps lists {len(local.steps)} numbers for {n} clients; give {n}, or one.")
         return FedNestWeights(problem.start, uniform(n, like=problem.start))
 
     def round(fed: Federation, s: FedNestWeights, draw: Draw) -> FedNestWeights:
         theta, some = s.theta, asked(fed, s.w, ask)
         for t in range(inner_rounds):
-            theta = _weighted_fedinn(some, theta, s.w, walk, inverse.batch, draw.phase("inner").step(t))
+            theta = _weighted_fedinn(some, theta, s.w, local, inverse.batch, draw.phase("inner").step(t))
         if outer_step == 0.0:
             return FedNestWeights(theta, s.w)
         return FedNestWeights(theta, _weights_step(fed, theta, s.w, draw.phase("outer")))
@@ -91,17 +110,19 @@ def fednest_weights(
     return Method("fednest-weights", init, round, lambda s: View(s.theta, s.w), needs=needs)
 
 
-def _weighted_fedinn(fed: Federation, theta: Tensor, w: Tensor, walk: Walk, anchor: int | str, draw: Draw) -> Tensor:
+def _weighted_fedinn(
+    fed: Federation, theta: Tensor, w: Tensor, local: LocalSteps, anchor: int | str, draw: Draw
+) -> Tensor:
     q = fed.mean(gradient, theta, weights=w, draw=draw.phase("anchor"), batch=anchor)
-    tau, steps = pace(walk.steps, theta)
+    tau, steps = pace(local.steps, theta)
     return fed.mean(
         corrected_steps,
         (theta, q, tau),
         weights=w,
         draw=draw.phase("walk"),
-        step=walk.step,
+        step=local.step,
         steps=steps,
-        batch=walk.batch,
+        batch=local.batch,
     )
 
 

@@ -1,18 +1,18 @@
-"""MeritFed (Tupitsa et al. 2024): one gradient a client a round, weights by mirror descent on the target's loss.
+"""MeritFed (Tupitsa et al. 2024): one gradient per client and round, weights by mirror descent on the target's loss.
 
     x⁺ = x − γ Σ_k w_k g_k(x),   w ≈ argmin_{w∈Δ} φ(w) = L_0(x − γ Σ_k w_k g_k)
     w_k ← w_k exp(−α ∂φ/∂w_k)/Z,   ∂φ/∂w_k = −γ ⟨∇L_0(x − γ Gᵀw), g_k⟩
 
-MD asks the target for the gradient on all its rows, SMD on a fresh batch each mirror step; `data` says which rows
-(methods/mirror.py). MD on fresh rows takes one block a round, SMD one a mirror step. The weights are warm-started from
-round to round unless `restart`. With a partial active set the mirror steps move weight among the active clients only;
-the others keep theirs. From the authors' code, off by default: `average` takes the mean of the mirror iterates,
-`cut` divides the exponent by 10 after so many rounds.
+MD asks the target for the gradient on all its rows, SMD on a fresh batch each mirror step; `data` chooses the rows
+(methods/weights/mirror.py). MD on fresh rows takes one block per round, SMD one per mirror step. The weights are
+warm-started from round to round unless `restart`. With a partial active set the mirror steps move weight among the
+active clients only; the others keep theirs. From the authors' code, off by default: `average` takes the mean of the
+mirror iterates, `cut` divides the exponent by 10 after that many rounds.
 
 Beyond the paper. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one exchange
-is enough. `local_steps`: clients walk, and g_k = (x − x_k)/γ, so that φ judges the mean of their models. `server`: the
-direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step x − γGᵀw. `tie`: the
-penalty of methods/shared/ties.py on the weights of the active clients.
+is enough. `local_steps`: clients take local steps, and g_k = (x − x_k)/γ, so that φ judges the mean of their models.
+`server`: the direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step. `tie`:
+the penalty of methods/shared/ties.py on the weights of the active clients.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.shared.optimisers import Moments, Rule, Server
+from coterie.methods.shared.optimisers import Moments, Rule, UpdateRule
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.methods.weights.mirror import Data, Judge, first_order, mirror_descent, second_order
 from coterie.numerics import Draw, uniform
@@ -34,7 +34,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class MeritFedState(NamedTuple):
-    """The common model [d], the client weights [K] on the simplex, what the server's rule remembers, rounds done."""
+    """The common model [d], the client weights [K] on the simplex, the moments of the server's rule, rounds done."""
 
     x: Tensor
     w: Tensor
@@ -64,15 +64,41 @@ def meritfed(
     second_momentum: Share = 0.999,
     tie: NonNegative = 0.0,
 ) -> Method:
-    """γ, α and the rest as above; the server's η is γ unless server_step is given.
+    """Learn client weights by mirror descent on the target's loss after the weighted step.
 
-    One round, and mirror_steps exchanges with the target, which cost nothing if that is the server; one exchange with
-    solver="quadratic", on the rank leading directions of the gradients (all of them by default).
+    In every round clients send one gradient (or local steps). The server chooses the weights of their mean so that the
+    model after the step has a small loss on the target's rows, and then takes the step.
+
+    Symbols: γ = step, α = mirror_step, η = server_step (γ unless given).
+
+    Cost: 1 round per call of round, and mirror_steps exchanges with the target (1 with solver="quadratic").
+
+    Args:
+        mirror_step: α, step size of the mirror descent; raise it if the weights hardly move
+        mirror_steps: mirror steps per round; 0 keeps the weights
+        mirror_batch: rows of the target per mirror step, with mirror="smd" or data="fresh"
+        average: use the mean of a round's mirror iterates instead of the last one
+        cut: after this many rounds the mirror step is divided by 10; never if not set
+        rank: leading directions of the gradients that the second-order model uses, with solver="quadratic"; all if not
+            set
+        local_steps: local steps of each client; with 1, clients send a gradient
+        server_step: η, step size of the server's rule; γ if not set
+        momentum: β of the server's rule, for momentum and Adam
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> fit = coterie.fit(problem, coterie.methods.meritfed(mirror_step=1.0), rounds=5, mode="vmap")
+        >>> [round(w, 2) for w in fit.weights.tolist()]
+        [1.0, 0.0]
     """
     by_block = mirror == "smd" or data == "fresh"
     judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)
     whole = judge.batch == "all"
-    rule = Server(server, server_step or step, momentum, second_momentum)
+    rule = UpdateRule(server, server_step or step, momentum, second_momentum)
 
     def init(problem: Problem, n: int) -> MeritFedState:
         judge.check(problem)
@@ -81,8 +107,8 @@ def meritfed(
     def directions(fed: Federation, x: Tensor, at: Draw) -> tuple[Tensor, Tensor]:
         if local_steps == 1:
             return fed.gather(gradient, x, draw=at, batch=batch)
-        walked, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
-        return (x - walked) / step, ids
+        models, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
+        return (x - models) / step, ids
 
     def round(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
         G, ids = directions(fed, s.x, draw.phase("gradient"))
@@ -91,7 +117,7 @@ def meritfed(
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
         if solver == "mirror" and not (whole and fed.target == "server" and getattr(fed.task, "quadratic", False)):
             slope = first_order(ask, s.x, G, step=step)
-        else:  # of a quadratic loss at the server the model is exact, and nobody counts how often it is asked
+        else:  # for a quadratic loss at the server the model is exact, and exchanges cost nothing
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
         alpha = mirror_step / 10 if cut is not None and s.rounds >= cut else mirror_step
         w = mirror_descent(w, slope, step=alpha, steps=mirror_steps, average=average, tie=tie)

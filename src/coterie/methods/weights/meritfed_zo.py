@@ -2,7 +2,7 @@
 
     g̃ = n (φ(w + he) − φ(w − he))/2h · e,   φ(w) = L_0(x − γ Σ_k w_k g_k),   e uniform on the sphere of R^n
 
-Both losses of a step are on the same rows. The printed g̃ lacks its last factor e. φ is asked for off the simplex too,
+Both losses of a step are on the same rows. The printed g̃ lacks its last factor e. φ is also evaluated off the simplex,
 which costs nothing: any w gives a model. Central differences are exact where L_0 is quadratic, whatever h is; where it
 is not, a large h blurs φ and a tiny one drowns in rounding, above all in float32.
 
@@ -42,7 +42,21 @@ def meritfed_zo(
     batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """γ, α and h. One round, and mirror_steps exchanges with the target, of two losses each."""
+    """Run MeritFed with losses of the target alone: the slope of the weights by random central differences.
+
+    Symbols: γ = step, α = mirror_step, h = smoothing.
+
+    Cost: 1 round per call of round, and mirror_steps exchanges with the target, of 2 losses each.
+
+    Args:
+        smoothing: h, distance of the two trial weights from the current ones
+        mirror_batch: rows of the target per loss
+
+    Example:
+        >>> from coterie.methods import meritfed_zo
+        >>> meritfed_zo().name
+        'meritfed-zo'
+    """
     judge = Judge(data, mirror_batch, mirror_steps)
 
     def init(problem: Problem, n: int) -> MeritFedZOState:

@@ -1,4 +1,4 @@
-"""Weights by mirror descent on the target's loss after the step, φ(w) = L_0(x − γ Gᵀw), and how the target is asked.
+"""Weights by mirror descent on the target's loss after the step, φ(w) = L_0(x − γ Gᵀw), and exchanges with the target.
 
 Which of its rows judge the weights (`data`):
 validation  the held-out rows (its training rows where it holds nothing else)
@@ -28,13 +28,13 @@ from coterie.settings import BatchSize
 Data = Literal["validation", "train", "fresh"]
 Ask = Callable[[Work, Tree, int], Any]
 Slope = Callable[[Tensor, int], Tensor]
-FEW = 500  # of so many clients a Gram matrix is no more work than a few small operations
+FEW = 500  # up to this many clients a Gram matrix costs no more than a few small operations
 COLUMNS = 8  # Hessian products at once: more would only take memory
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Which of the target's rows judge the weights, how many at a time, and how many blocks of fresh ones a round."""
+    """Which of the target's rows judge the weights, how many at a time, and how many blocks of fresh ones per round."""
 
     data: Data
     batch: BatchSize
@@ -52,7 +52,7 @@ class Judge:
             )
 
     def at(self, fed: Federation, rounds: int, draw: Draw) -> Ask:
-        """How to ask the target in the round after so many: ask(work, shared, i) is the i-th exchange."""
+        """The exchanges with the target after this many rounds: ask(work, shared, i) is the i-th of the round."""
 
         def ask(what: Work, shared: Tree, i: int) -> Any:
             static: dict[str, Any] = {
@@ -106,7 +106,7 @@ def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, dra
 
 @work("mirror/goal-losses", update=RESULT)
 def goal_losses(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """L_0 at each of some points, on the same rows."""
+    """L_0 at several points, on the same rows."""
     rows = judging_rows(shard, static)
     if static.batch == "all":
         return torch.stack([shard.task.full_loss(x, rows) for x in shared])
@@ -143,7 +143,7 @@ def mirror_descent(
 
 
 def first_order(ask: Ask, x: Tensor, G: Tensor, *, step: float) -> Slope:
-    """∂φ/∂w_k = −γ⟨∇L_0(x − γGᵀw), g_k⟩. One exchange each time: d floats down, d up."""
+    """∂φ/∂w_k = −γ⟨∇L_0(x − γGᵀw), g_k⟩. One exchange per call: d numbers down, d up."""
 
     def slope(w: Tensor, i: int) -> Tensor:
         v = ask(goal_gradient, x - step * w @ G, i)
@@ -153,12 +153,12 @@ def first_order(ask: Ask, x: Tensor, G: Tensor, *, step: float) -> Slope:
 
 
 def second_order(ask: Ask, x: Tensor, G: Tensor, w: Tensor, *, step: float, rank: int | None) -> Slope:
-    """∇φ of the second-order model of L_0 around x̂ = x − γGᵀw. One exchange in all: (r + 1)d floats down, d + r² up.
+    """∇φ of the second-order model of L_0 around x̂ = x − γGᵀw. One exchange in all: (r + 1)d numbers down, d + r² up.
 
         ∇φ(u) ≈ −γG∇L_0(x̂) + γ² C∇²L_0(x̂)Cᵀ(u − w),   C = G − 1(Gᵀw)ᵀ,   up to a number that all clients share
 
     The Hessian is asked for on the r leading right singular vectors Q of C. With r = min(K − 1, d) there is nothing
-    beside them and the model is exact for quadratic losses; with r = 0 what is left is the slope at w.
+    beside them and the model is exact for quadratic losses; with r = 0 only the slope at w is left.
     """
     (K, d), C = G.shape, G - w @ G  # u − w sums to 0, so only differences of gradients matter
     r = min(K - 1, d, *([] if rank is None else [rank]))
@@ -173,7 +173,7 @@ def second_order(ask: Ask, x: Tensor, G: Tensor, w: Tensor, *, step: float, rank
 
 
 def zeroth_order(ask: Ask, x: Tensor, G: Tensor, *, step: float, smoothing: float, draw: Draw) -> Slope:
-    """g̃ = n (φ(w + he) − φ(w − he))/2h · e, e uniform on the sphere. One exchange each time: 2d floats down, 2 up."""
+    """g̃ = n (φ(w + he) − φ(w − he))/2h · e, e uniform on the sphere. One exchange per call: 2d numbers down, 2 up."""
     n = len(G)
 
     def slope(w: Tensor, i: int) -> Tensor:

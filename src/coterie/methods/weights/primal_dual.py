@@ -6,13 +6,13 @@
 K times, with the active clients A of N:  θ ← θ − η_θ [∇L_0 + (N/|A|) Σ_A w_k (∇²L_k λ + Γ∇L_k)]
                                           λ ← Π_{‖λ‖≤D}(λ + η_λ (N/|A|) Σ_A w_k ∇L_k)
 then w ← Π_Δ(w − η_w g), g_k = (N/|A|) λᵀ∇L_k on A and 0 elsewhere, with the λ and θ that the K-th answers were for.
-θ and λ go on from outer step to outer step.
+θ and λ are kept from outer step to outer step.
 
 Slip corrected: line 6 prints w_k before the first term of its sum only; it multiplies both. Beyond the paper: `warmup`
 outer steps leave w alone until λ has settled. Keep η_w ≪ η_λ: a young λ measures the violated constraint, not the goal.
 An inner step without any active client skips the outer step it belongs to. `ask = "weighted"` asks for products only
-where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds a step instead of one. `tie` adds
-the penalty of methods/shared/ties.py to g, for all clients.
+where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds per step instead of one. `tie`
+adds the penalty of methods/shared/ties.py to g, for all clients.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -75,14 +75,41 @@ def primal_dual(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """η_θ, η_λ, η_w, Γ, D and K, in this order. K rounds; 2Kd floats up a client, one more with scalar="client"."""
+    """Learn client weights at the saddle point of an augmented Lagrangian, without inverse Hessians.
+
+    Symbols: η_θ = step, η_λ = dual_step, η_w = outer_step, Γ = augmentation, D = radius, K = local_steps.
+
+    Cost: K rounds per call of round (2K with ask="weighted"), K exchanges with the target; 2Kd numbers up per client.
+
+    Args:
+        step: η_θ, step size of the model
+        dual_step: η_λ, step size of the dual variable
+        outer_step: η_w, step size on the weights; keep it well below dual_step
+        augmentation: Γ, weight of the clients' loss in the Lagrangian; a warning reports where it is below the
+            theorem's bound
+        radius: D, largest norm of the dual variable
+        local_steps: K, steps on the model and the dual variable per update of the weights
+        warmup: rounds that leave the weights alone until the dual variable has settled
+        scalar: who computes λᵀ∇L_k: the server from the gradients, or the client, which then sends one number more
+
+    Example:
+        >>> import torch, coterie
+        >>> x = torch.eye(4)
+        >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> net = torch.nn.Linear(4, 1)
+        >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
+        >>> method = coterie.methods.primal_dual(outer_step=0.05, batch="all")
+        >>> fit = coterie.fit(problem, method, rounds=4, mode="vmap")
+        >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
+        (True, 4)
+    """
 
     def init(problem: Problem, n: int) -> PrimalDualState:
         theta = problem.start
         return PrimalDualState(theta, torch.zeros_like(theta), uniform(n, like=theta), 0, least_gamma(problem, radius))
 
     def answers(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, sent: bool) -> tuple[Tensor, ...]:
-        """∇L_k(θ) by row, Σ_A w_k ∇²L_k(θ)λ, λᵀ∇L_k(θ) (computed here unless it is to be sent) and the ids of A."""
+        """∇L_k(θ) per row, Σ_A w_k ∇²L_k(θ)λ, λᵀ∇L_k(θ) (computed here unless clients send it) and the ids of A."""
         if ask == "all":
             (G, HL, *dots), ids = fed.gather(gradient_and_product, (theta, lam), draw=at, batch=batch, scalar=sent)
             return G, w[ids] @ HL, dots[0] if sent else G @ lam, ids

@@ -1,18 +1,18 @@
 """RFHO (Franceschi et al. 2017, forward mode) for the weighting problem: differentiate through the training itself.
 
-The iteration θ ← θ − η (N/|A|) Σ_A w_k ∇L_k(θ) is followed by Z = ∂θ/∂w, one row a client, [N, d]:
+The iteration θ ← θ − η (N/|A|) Σ_A w_k ∇L_k(θ) is followed by Z = ∂θ/∂w, one row per client, [N, d]:
 
     Z_j ← Z_j − η (N/|A|) (Σ_A w_k ∇²L_k(θ) Z_j + 1[j ∈ A] ∇L_j(θ)),     both sums on the batch that moved θ
 
-After K steps ∂L_0/∂w = Z ∇L_0(θ) and w ← Π_Δ(w − η_w Z ∇L_0). With `carry` (their real-time variant) Z goes on from
-outer step to outer step and tends to the exact derivative; without, it starts at 0 and sees the last K steps only.
+After K steps ∂L_0/∂w = Z ∇L_0(θ) and w ← Π_Δ(w − η_w Z ∇L_0). With `carry` (their real-time variant) Z is kept from
+outer step to outer step and tends to the exact derivative; without, it starts at 0 and covers the last K steps only.
 
-Z is sent to the clients, which push its rows through the Hessian `columns` at a time; their answers are added up as
-they arrive, so no more than [chunk, N, d] numbers are ever held. A client of weight 0 adds nothing to the first sum
-and is not asked for it (`ask = "all"` asks it all the same).
+Z is sent to the clients, which push its rows through the Hessian `columns` at a time; their replies are added up as
+they arrive, so at most [chunk, N, d] numbers are kept in memory. A client of weight 0 adds nothing to the first sum and
+is not asked for it (`ask = "all"` asks it all the same).
 
-Slip: the paper on primal–dual weighting counts 2Kd floats up; forward mode needs (N+1)d a step, as its own related
-work says. (Without `carry` the first step needs d only, Z being 0.)
+Slip: the paper on primal–dual weighting counts 2Kd numbers up; forward mode needs (N+1)d per step, as its own related
+work states. (Without `carry` the first step needs d only, Z being 0.)
 """
 
 from typing import NamedTuple
@@ -51,7 +51,23 @@ def rfho(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """η, η_w and K. 2K rounds; K(N+1)d floats up a client of positive weight, Kd one of weight 0."""
+    """Learn client weights by forward-mode differentiation through the training itself.
+
+    Symbols: η = step, η_w = outer_step, K = local_steps.
+
+    Cost: 2K rounds per call of round (2K − 1 without carry), 1 exchange with the target; K(N + 1)d numbers up each.
+
+    Args:
+        local_steps: K, steps on the model per update of the weights
+        outer_step: η_w, step size of the projected descent on the weights
+        carry: keep the derivative ∂θ/∂w from round to round instead of starting at 0
+        columns: rows of ∂θ/∂w that a client multiplies by its Hessian at once; bounds its memory
+
+    Example:
+        >>> from coterie.methods import rfho
+        >>> rfho().name
+        'rfho'
+    """
 
     def init(problem: Problem, n: int) -> RFHOState:
         theta = problem.start
@@ -66,8 +82,8 @@ def rfho(
             G, ids = active.gather(gradient, theta, draw=at, batch=batch)
             r = fed.n / len(ids)
             if carry or k > 0:
-                some = asked(active, w, ask)
-                Z = Z - step * r * hessian_rows(some, theta, Z, w, draw=at, batch=batch, columns=columns)
+                weighted = asked(active, w, ask)
+                Z = Z - step * r * hessian_rows(weighted, theta, Z, w, draw=at, batch=batch, columns=columns)
             Z = Z.index_add(0, ids, G, alpha=-step * r)
             theta = theta - step * r * w[ids] @ G
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)

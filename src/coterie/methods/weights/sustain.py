@@ -2,13 +2,13 @@
 
     v ← ∇_θ g(θ, w; ζ) + (1 − η_g)(v − ∇_θ g(θ', w'; ζ)),   θ⁺ = θ − β v,          g = Σ_k w_k L_k
     u ← ∇̄F(θ, w; ξ)  + (1 − η_f)(u − ∇̄F(θ', w'; ξ)),       w⁺ = Π_Δ(w − α u),     ∇̄F_k = −∇L_k(θ)ᵀp
-    p = s Σ_{n≤k} (I − sH)ⁿ ∇L_0(θ),   one batch ξ_n a product; θ', w' are the point before, met by the same batches.
+    p = s Σ_{n≤k} (I − sH)ⁿ ∇L_0(θ),   one batch ξ_n per product; θ', w' are the previous iterate, on the same batches.
 
 Deviations: the series is summed, not cut at a random length; steps and momenta are constant; w is projected, because
 the weighting problem is constrained. Sums over clients are (N/|A|) Σ_A, so that absent clients leave no bias; clients
-of weight 0, who would add nothing, are asked for their slope only (`ask = "all"` asks them all the same).
+of weight 0, which would add nothing, are asked for their slope only (`ask = "all"` asks them all the same).
 
-Traffic: the paper on primal–dual weighting counts (k+1)d floats up, which is exact (and one scalar more) with
+Traffic: the paper on primal–dual weighting counts (k+1)d numbers up, which is exact (and one scalar more) with
 `weight_momentum = 0`. Recursive momentum on w needs the series at the previous point too: (2k+1)d.
 """
 
@@ -80,22 +80,38 @@ def sustain(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """β, α, s, the number k of Hessian products, 1 − η_g and 1 − η_f, in this order. k + 2 rounds."""
+    """Learn client weights in one loop, with recursive momentum on the model and on the weights.
+
+    Symbols: β = step, α = outer_step, s = series_step, k = local_steps, 1 − η_g = momentum, 1 − η_f = weight_momentum.
+
+    Cost: k + 2 rounds per call of round, and 2 exchanges with the target (1 without weight_momentum).
+
+    Args:
+        series_step: s, step size of the series for the inverse Hessian; at most 1/ℓ
+        local_steps: k, Hessian products in the series
+        momentum: 1 − η_g, momentum of the model's gradient; 0 is plain SGD
+        weight_momentum: 1 − η_f, momentum of the hypergradient; 0 halves the exchanges
+
+    Example:
+        >>> from coterie.methods import sustain
+        >>> sustain().name
+        'sustain'
+    """
 
     def init(problem: Problem, n: int) -> SustainState:
         theta, w = problem.start, uniform(n, like=problem.start)
         return SustainState(theta, w, theta, w, torch.zeros_like(theta), torch.zeros_like(w), 0)
 
     def round(fed: Federation, s: SustainState, draw: Draw) -> SustainState:
-        # there is no point before the first: its estimates are plain gradients
+        # the first iterate has no predecessor: its estimates are plain gradients
         keep, keep_w = (momentum, weight_momentum) if s.steps else (0.0, 0.0)
-        some = asked(fed, s.w + s.w_before, ask)
+        weighted = asked(fed, s.w + s.w_before, ask)
 
         def total(work: Work, shared: Tree, like: Tensor, at: Draw) -> Tensor:
-            """(N/|A|) Σ_A of what a work returns, which has weights as factors."""
-            if not len(some.ids):
+            """(N/|A|) Σ_A of a work's results, which have weights as factors."""
+            if not len(weighted.ids):
                 return torch.zeros_like(like)
-            return fed.n / len(fed.ids) * len(some.ids) * some.mean(work, shared, draw=at, batch=batch)
+            return fed.n / len(fed.ids) * len(weighted.ids) * weighted.mean(work, shared, draw=at, batch=batch)
 
         points, weights = _points(s, keep)
         c = weights * weights.new_tensor([1.0, -keep])[: len(points), None]
@@ -121,7 +137,7 @@ def sustain(
 
 
 def _points(s: SustainState, keep: float) -> tuple[Tensor, Tensor]:
-    """Where to evaluate, [points, d] and [points, N]: here, and one step before if momentum refers to it."""
+    """The iterates to evaluate, [points, d] and [points, N]: the current one, and the previous one for momentum."""
     if keep == 0.0:
         return s.theta[None], s.w[None]
     return torch.stack([s.theta, s.theta_before]), torch.stack([s.w, s.w_before])

@@ -36,7 +36,20 @@ def tawt(
     batch: BatchSize = "all",
     target_batch: BatchSize = "all",
 ) -> Method:
-    """γ and c. One round, and one exchange with the target in every `every`-th round."""
+    """Weight clients by the cosine between their gradient and the target's.
+
+    Symbols: γ = step, c = mirror_step.
+
+    Cost: 1 round per call of round, and 1 exchange with the target in every `every`-th call.
+
+    Args:
+        mirror_step: c, step size of the multiplicative update of the weights
+
+    Example:
+        >>> from coterie.methods import tawt
+        >>> tawt().name
+        'tawt'
+    """
 
     def init(problem: Problem, n: int) -> TAWTState:
         return TAWTState(problem.start, uniform(n, like=problem.start), 0)

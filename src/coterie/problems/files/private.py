@@ -12,8 +12,8 @@ The squared length of a row's vector is 5/4 at most for each of p numeric column
 A client sends the mean v of its rows' vectors. The mean of points in a ball lies in the ball, so ‖v‖ ≤ R whatever the
 rows are and however many. Two federations are neighbours if one client's v is 0 in one of them, as for updates; the
 sensitivity is R, and v + zRξ with ξ ~ N(0, I) is one Gaussian mechanism of noise multiplier z. It goes through
-`federation.privacy.Private` like every update and is composed with the updates by the same accountant. Everything below
-that takes noisy vectors only is post-processing.
+the stage `Privacy` like every update and is composed with the updates by the same accountant. Everything below that
+takes noisy vectors only is post-processing.
 
 No word leaves a client. If a client sent a word that nobody else knows, the neighbouring federation could not have
 produced it, so δ would be the probability of sending it. A noisy count above a threshold does not help here, because
@@ -34,7 +34,8 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Ledger, Shard, Static, work
-from coterie.federation.stages.privacy import Mechanism, Private
+from coterie.federation.stages.base import staged
+from coterie.federation.stages.privacy import Mechanism, Privacy
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 from coterie.problems.files.prepare import INDICATED, ROWS, Numeric, Preparation, Worded, federation_of, in_order
@@ -85,7 +86,7 @@ class Layout:
         return float(self.spread(noise, clients) * norm.isf(CHANCE / max(1, tested)))
 
 
-@work("private-files/column-means", update=RESULT)
+@work("private-files/column-means", update=RESULT, mode="sequential")  # rows are streamed
 def column_means(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """The mean of a holder's row vectors: missing, u and u² − ½ by numeric column, words, missing words by column."""
     assert shard.train is not None
@@ -103,9 +104,6 @@ def column_means(shard: Shard, shared: Tree, private: Tree, static: Static, draw
         for j in range(q):
             counts += torch.bincount(slots[j][codes[:, j].long()], minlength=len(counts))
     return torch.cat([numbers.flatten(), counts[:-1]]) / max(1, int(shard.train.count))
-
-
-column_means.__coterie_mode__ = "sequential"  # type: ignore[attr-defined]  # rows are streamed
 
 
 def _slots(own: Sequence[Tensor], columns: Tensor, letters: Tensor, q: int) -> list[Tensor]:
@@ -152,9 +150,9 @@ def _check_known(setting: str, declared: Mapping[str, Any], columns: Sequence[st
 def bounded_means(tables: Tables, layout: Layout, noise: float, seed: int) -> tuple[Tensor, Tensor, Ledger]:
     """The clients' noisy vectors, [K, D], the target's own without noise, [D], and what was moved."""
     fed = federation_of(tables)
-    uploads = torch.zeros(fed.n, dtype=torch.int64)
     declared = (noise, layout.middle.tolist(), layout.half.tolist(), layout.words)  # another release, other noise
-    fed = replace(fed, engine=Private(fed.engine, Mechanism(layout.radius, noise), uploads, str(declared)))
+    privacy = Privacy(Mechanism(layout.radius, noise), str(declared))
+    fed = replace(fed, engine=staged(fed.engine, privacy))
     draw = Draw.of(seed).phase("statistics")
     rows = fed.gather(column_means, layout.shared, draw=draw).rows
     return rows, fed.ask_target(column_means, layout.shared, draw=draw), fed.ledger
