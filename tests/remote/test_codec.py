@@ -84,13 +84,13 @@ def test_every_tree_comes_back_bit_by_bit(tree: Any) -> None:
 def test_messages_know_with_whom_they_share_tensors() -> None:
     model = torch.randn(2, 3)
     first, second = message(("a", model)), message((1, 2, model.detach()))
-    assert first.place == second.place
+    assert first.location == second.location
     assert first.head != second.head
     assert len(first) == len(bytes(first)) == len(first.head) + 24
-    assert first.place != message(model.clone()).place
+    assert first.location != message(model.clone()).location
     # what had to be copied is kept by its message, so that no other can come to stand at its place
     kept = [message((model + i).T) for i in range(20)]
-    assert len({one.place for one in kept}) == 20
+    assert len({sent.location for sent in kept}) == 20
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))

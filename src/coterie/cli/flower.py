@@ -1,7 +1,6 @@
 """Flower projects: new, try."""
 
 import json as jsonlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ def new(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
     """Write a Flower project that runs as it is."""
     from coterie.engines.flower.project import new as write
 
-    launcher("flower")  # says what to install where Flower is not there
+    launcher("flower")  # an error names what to install where Flower is missing
     for path in write(folder):
         print(path)
     print(f"Try it here: coterie flower try {folder}")
@@ -37,10 +36,11 @@ def try_(
 
     launcher("flower")
     from coterie.engines.flower.project import try_out
+    from coterie.engines.follow import stderr_logger
 
     results = out or new_folder("flower", folder.resolve().name)
-    say = (lambda _: None) if json else (lambda text: print(text, file=sys.stderr, flush=True))
-    summary = try_out(folder, clients, results, say)
+    log = stderr_logger({"json": json})
+    summary = try_out(folder, clients, results, log)
     if json:
         print(jsonlib.dumps(summary, indent=2))
     else:

@@ -1,7 +1,7 @@
 """Deployments on this machine: whatever a run has started is ended with it, however the run itself ends.
 
 A `Lifetime` is a private folder and a mark, a random word that every process of the deployment inherits in its
-environment. A small keeper process waits for the end of the run's own process and then ends all that bear the mark,
+environment. A small keeper process waits for the end of the run's own process and then ends all that have the mark,
 also after SIGKILL. A record in the user's runtime folder names owner, processes, ports and folder, so that
 `coterie engines stop` can do the same where the keeper was killed too.
 
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 MARK = "COTERIE_DEPLOYMENT"
 PATIENCE = 5.0  # seconds between the request to end and the kill
-LOOK = 0.1
+CHECK = 0.1  # seconds between two looks at the processes that shall end
 POLL = 0.5  # seconds between two looks of the keeper at its parent
 STOP = "coterie engines stop"
 HAS_PROC = Path("/proc/self/environ").exists()
@@ -82,13 +82,13 @@ class Record(NamedTuple):
         The record stays where something could not be ended.
         """
         ended: set[Process] = set()
-        for how in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGTERM, signal.SIGKILL):
             deadline, asked = time.monotonic() + PATIENCE, set[Process]()
             while (left := self.processes()) and time.monotonic() < deadline:
                 for process in set(left) - asked:
-                    _send(process, how)
+                    _send(process, number)
                 asked |= set(left)
-                time.sleep(LOOK)
+                time.sleep(CHECK)
             ended |= asked - set(left)
             if not left:
                 self.forget()
@@ -201,8 +201,8 @@ def runtime_folder() -> Path:
     for path in (folder.parent, folder):
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        about = path.lstat()
-        if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        status = path.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
             from coterie.errors import UsageError
 
             raise UsageError(f"{path} belongs to another user or is open to others; remove it or set XDG_RUNTIME_DIR.")
@@ -215,17 +215,17 @@ def _read(path: Path) -> Record:
     return Record(**{**found, "owner": Process(*found["owner"]), "ports": tuple(found["ports"]), "started": started})
 
 
-def _send(process: Process, how: signal.Signals) -> None:
+def _send(process: Process, number: signal.Signals) -> None:
     """Send a signal to this very process, not to another one that has got its number since."""
     with suppress(ProcessLookupError):
         if not hasattr(os, "pidfd_open"):
             if _start_of(process.pid) == process.start:
-                os.kill(process.pid, how)
+                os.kill(process.pid, number)
             return
         handle = os.pidfd_open(process.pid)
         try:
             if _start_of(process.pid) == process.start:
-                signal.pidfd_send_signal(handle, how)
+                signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
 
@@ -235,8 +235,8 @@ def _start_of(pid: int) -> str | None:
     if HAS_PROC:
         stat = _stat(pid)
         return None if stat is None or stat[0] == "Z" else f"{_boot()}-{stat[19]}"
-    said = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
-    return said or None
+    start = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return start or None
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -252,24 +252,24 @@ def _boot() -> str:
 
 
 def _table(mark: str) -> Iterable[tuple[int, tuple[int, bool, Process]]]:
-    """Every process that can be seen: its number, its parent, whether it bears the mark, and who it is."""
+    """Every process that can be seen: its number, its parent, whether it has the mark, and which it is."""
     if not HAS_PROC:
         yield from _table_of_ps(mark)
         return
     boot, needle = _boot(), f"{MARK}={mark}".encode()
-    for place in Path("/proc").glob("[0-9]*"):
-        stat = _stat(int(place.name))
+    for folder in Path("/proc").glob("[0-9]*"):
+        stat = _stat(int(folder.name))
         if stat is None or stat[0] == "Z":
             continue
         try:
-            marked = needle in (place / "environ").read_bytes().split(b"\0")
+            marked = needle in (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # another user's, or it has ended
             marked = False
         try:
-            command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             continue
-        yield int(place.name), (int(stat[1]), marked, Process(int(place.name), f"{boot}-{stat[19]}", command))
+        yield int(folder.name), (int(stat[1]), marked, Process(int(folder.name), f"{boot}-{stat[19]}", command))
 
 
 def _table_of_ps(mark: str) -> Iterable[tuple[int, tuple[int, bool, Process]]]:

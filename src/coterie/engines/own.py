@@ -1,4 +1,4 @@
-"""One's own data on a network: what a client brings to its node, and a run at a server that has no client's rows."""
+"""Your own data on a network: the rows of a client at its node, and a run at a server that has no client rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,8 +34,16 @@ OWN = "own data"
 class ClientData(NamedTuple):
     """A client's rows, model and loss. Model, loss and l2 must be those of the server.
 
-    Rows are (inputs, labels) as tensors or arrays, or a torch Dataset; valid, where there are some, are those by which
-    the client is judged where every client, or this one, is a target.
+    Args:
+        train: training rows: (inputs, labels) as tensors or arrays, or a torch Dataset.
+        model: the module that is trained.
+        loss: the name of a loss, or a function of (outputs, labels) that returns one number per row.
+        valid: validation rows of this client, needed where it, or every client, is a target.
+        l2: weight of the penalty on the squared norm of the parameters.
+        dtype: "float32" or "float64".
+
+    Example:
+        >>> data = ClientData((torch.randn(20, 4), torch.zeros(20).long()), nn.Linear(4, 2), "cross_entropy")
     """
 
     train: Any
@@ -54,7 +62,15 @@ class ClientData(NamedTuple):
         shares_memory: bool,
         policy: NodePolicy = NodePolicy(),  # noqa: B008
     ) -> Node:
-        """The node of this client alone, which answers what its policy admits."""
+        """The node of this client alone, which answers what its policy admits.
+
+        Args:
+            client: the number of the client.
+            modules: modules with works of your own that the server may name.
+            store: where client memory is kept.
+            shares_memory: whether the server may ask for client memory.
+            policy: what a server may ask for.
+        """
         problem = weighting(
             [self.train],
             self.valid,
@@ -72,10 +88,10 @@ class ClientData(NamedTuple):
 
 @dataclass(frozen=True)
 class AtServer(Weighting):
-    """A weighting problem as its server sees it: the clients' rows stand elsewhere, and are not measured on."""
+    """A weighting problem at a server without client rows; it measures on the rows of target and test."""
 
     def measure(self, view: View) -> dict[str, float]:
-        """The target's and the test's, of a model for all."""
+        """The measures of a model for all on the rows of the target and of the test."""
         return super().measure(view) if view.model.dim() == 1 else {}
 
 
@@ -90,12 +106,12 @@ def at_server(
     dtype: str = "float32",
     everyone: bool = False,
 ) -> AtServer:
-    """The problem of a server that has no client's rows; those of the target or the test show their form."""
+    """The problem of a server without client rows; the rows of the target or of the test show their form."""
     sample = target if target is not None else test
     if sample is None:
         raise UsageError("the server needs some rows to know their form: give target=(inputs, labels), or test.")
-    place: dict[str, Any] = {"l2": l2, "dtype": getattr(torch, dtype)}
-    known = weighting([sample], target, FlatModel(model), loss, test=test, **place)
+    options: dict[str, Any] = {"l2": l2, "dtype": getattr(torch, dtype)}
+    known = weighting([sample], target, FlatModel(model), loss, test=test, **options)
     stand_in = known.train.shared_by(torch.zeros(clients, dtype=torch.int64))
     valid = stand_in if everyone else None
     return AtServer(known.task, stand_in, known.target, known.start, test=known.test, valid=valid)
@@ -113,7 +129,7 @@ def run_here(
     engine: str = "flower",
     modules: tuple[str, ...] = (),
 ) -> Result:
-    """Run a method with whoever the transport reaches; a folder with a checkpoint is gone on with."""
+    """Run a method with the clients that a transport reaches; a run with a checkpoint in the folder is resumed."""
     values = {"method": method.name, "problem": OWN, "engine": engine, "threads": 1, "baselines": [], **run}
     run_table = checked_table(RunTable, "run", values)
     table = clipped(run_table, checked_table(FederationTable, "federation", federation))

@@ -108,7 +108,7 @@ class Deployment:
             )
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """A command of Flower's own, with its answer.
+        """The output of one of Flower's own commands.
 
         It runs in the deployment's folder: Flower takes the name of a connection for an app where it finds a folder of
         that name.
@@ -130,7 +130,14 @@ class Deployment:
         return answer
 
     def submit(self, app: Path, superlink: str = NAME, *, nodes: int | None = None, **settings: Any) -> str:
-        """Start a run of an app, with some of its settings changed, if wanted with so many simulated nodes; its id."""
+        """Start a run of an app; its id.
+
+        Args:
+            app: the folder of the app.
+            superlink: the name of the connection in Flower's configuration.
+            nodes: the number of simulated nodes, for a SuperLink with --simulation.
+            settings: run settings that replace those of the app.
+        """
         changed = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         more = ["--run-config", changed] if settings else []
         if nodes is not None:
@@ -138,7 +145,7 @@ class Deployment:
         return str(self.flwr("run", str(app.resolve()), superlink, *more)["run-id"])
 
     def status(self, run: str, superlink: str = NAME) -> str:
-        """How a run is doing: "running", "finished:completed" …"""
+        """The status of a run: "running", "finished:completed" …"""
         runs = self.flwr("list", superlink, "--run-id", run).get("runs", [{}])
         return str(runs[0].get("status", "unknown"))
 
@@ -146,10 +153,10 @@ class Deployment:
         """The names of processes that have ended by themselves."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
-    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """End a process as if its machine had failed; those that it started see it go and end too."""
         process = self.processes.pop(name)
-        process.send_signal(how)
+        process.send_signal(number)
         process.wait()
 
     def close(self) -> None:
@@ -161,7 +168,7 @@ class Deployment:
         self.processes.clear()
 
     def environment(self, more: Mapping[str, str]) -> dict[str, str]:
-        """What Flower's processes find: no calls home, programs and configuration of this deployment."""
+        """The environment of Flower's processes: no telemetry, programs and configuration of this deployment."""
         here = str(Path(sys.executable).parent)
         (self.folder / "run").mkdir(exist_ok=True, mode=0o700)
         return {
@@ -176,7 +183,7 @@ class Deployment:
         }
 
     def log(self, name: str) -> str:
-        """What a process has said."""
+        """The log of a process."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def _until_listening(self, name: str, port: int) -> None:

@@ -1,8 +1,8 @@
-"""The client's side of a Flower app. Flower starts a process for every message; this one imports nothing heavy, hands
-the bytes to a worker that stays (`worker.py`) and sends back what that says.
+"""The client's side of a Flower app. Flower starts one process per message; this one imports nothing heavy, hands the
+bytes to a worker that stays (`worker.py`) and returns its reply.
 
 The worker is started at the first message. It listens on a socket in a folder that only its user can enter, keeps the
-shard, the model and what the client remembers, and ends with the node, or when nothing was asked of it for a while.
+shard, the model and the client memory, and ends with the node, or after a while without orders.
 """
 
 import fcntl
@@ -83,14 +83,19 @@ def _about(context: Context) -> dict[str, Any]:
     }
 
 
-def ask(data: bytes, about: dict[str, Any]) -> bytes:
-    """The worker's answer; it is started, or replaced by one for this run, where needed."""
-    folder = private_folder(about["node"])
+def ask(data: bytes, settings: dict[str, Any]) -> bytes:
+    """The worker's reply; it is started, or replaced by one for this run, where needed.
+
+    Args:
+        data: the bytes of an order.
+        settings: those of `client_app`, with run, node and their configurations.
+    """
+    folder = private_folder(settings["node"])
     for _ in range(3):
-        reply = _asked(folder / "socket", data, about["run"])
+        reply = _ask_worker(folder / "socket", data, settings["run"])
         if reply is not None and reply != STALE:
             return reply
-        _start(folder, about)
+        _start(folder, settings)
     raise RuntimeError(f"the worker does not answer; its log is {folder / 'log'}")
 
 
@@ -102,12 +107,12 @@ def private_folder(node: int) -> Path:
         path.mkdir(mode=0o700, exist_ok=True)
         status = path.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise RuntimeError(f"{path} belongs to somebody else or is open to others; remove it")
+            raise RuntimeError(f"{path} belongs to another user or is open to others; remove it")
     return base / str(node)
 
 
-def _asked(path: Path, data: bytes, run: int) -> bytes | None:
-    """The answer of the worker behind a socket, or None where there is none."""
+def _ask_worker(path: Path, data: bytes, run: int) -> bytes | None:
+    """The reply of the worker behind a socket, or None where there is no worker."""
     try:
         with closing(socket.socket(socket.AF_UNIX)) as line:
             line.connect(str(path))
@@ -118,15 +123,15 @@ def _asked(path: Path, data: bytes, run: int) -> bytes | None:
         return None
 
 
-def _start(folder: Path, about: dict[str, Any]) -> None:
+def _start(folder: Path, settings: dict[str, Any]) -> None:
     """Start a worker and wait until it listens; of several that try at once, one does."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _asked(folder / "socket", b"", about["run"]) not in (None, STALE):
-            return  # somebody else was faster
+        if _ask_worker(folder / "socket", b"", settings["run"]) not in (None, STALE):
+            return  # another relay was faster
         (folder / "socket").unlink(missing_ok=True)
         # the node's executor started this process: the worker ends with it
-        settings = {**about, "folder": str(folder), "watch": os.getppid()}
+        started_with = {**settings, "folder": str(folder), "watch": os.getppid()}
         environment = {**os.environ, "PYTHONPATH": search_path()}
         with (folder / "log").open("wb") as log:
             worker = subprocess.Popen(
@@ -140,7 +145,7 @@ def _start(folder: Path, about: dict[str, Any]) -> None:
         STARTED.append(worker)
         assert worker.stdin is not None
         with worker.stdin as pipe:
-            pipe.write(json.dumps(settings).encode())
+            pipe.write(json.dumps(started_with).encode())
         deadline = time.monotonic() + START
         while not (folder / "socket").exists():
             if worker.poll() is not None or time.monotonic() > deadline:

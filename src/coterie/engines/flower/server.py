@@ -1,4 +1,4 @@
-"""The server's side of a Flower app of one's own: any method of coterie with the clients of a Flower federation."""
+"""The server's side of your own Flower app: any method of coterie with the clients of a Flower federation."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,13 +33,28 @@ def server_app(
     modules: tuple[str, ...] = (),
     **federation: Any,
 ) -> ServerApp:
-    """A ServerApp that trains with `clients` clients and writes a result folder, which it goes on with if it is there.
+    """A ServerApp that trains and writes a result folder; a run that is in the folder is resumed.
 
-    target are the validation rows that define the goal, test those that are only measured; either may be a function
-    that loads them. `nodes` says which registered node (Flower's id) is which client, where nodes are authenticated;
-    else a node is believed its partition-id. `everyone`: clients have validation rows of their own. `modules` are one's
-    own modules with works. Other keywords are settings of [federation]: timeout, quorum, patience, active, norm …
-    Run settings of the app named `rounds` and `out` come before those given here.
+    Args:
+        model: the module that is trained, or a function that makes it.
+        loss: the name of a loss, or a function of (outputs, labels) that returns one number per row.
+        method: a method of coterie, such as `coterie.methods.meritfed()`.
+        clients: the number of clients.
+        target: the validation rows that define the goal, or a function that loads them.
+        test: rows that are only measured on, or a function that loads them.
+        rounds: rounds of training; the app's run setting `rounds` comes before it.
+        out: the result folder; the app's run setting `out` comes before it.
+        seed: the seed of all draws.
+        l2: weight of the penalty on the squared norm of the parameters.
+        dtype: "float32" or "float64".
+        nodes: the client of each registered node, by Flower's id, where nodes are authenticated. Without it a node's
+            partition-id is believed.
+        everyone: whether clients have validation rows of their own.
+        modules: modules with works of your own.
+        federation: settings of [federation]: timeout, quorum, patience, active, norm …
+
+    Example:
+        >>> app = server_app(net, "cross_entropy", methods.meritfed(), clients=3, target=rows)  # doctest: +SKIP
     """
     app = ServerApp()
 
@@ -47,7 +62,9 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         end_with_parent()
         settings = context.run_config
-        problem = at_server(_got(model), loss, clients, _got(target), _got(test), l2=l2, dtype=dtype, everyone=everyone)
+        problem = at_server(
+            _value(model), loss, clients, _value(target), _value(test), l2=l2, dtype=dtype, everyone=everyone
+        )
         run_here(
             problem,
             method,
@@ -61,6 +78,6 @@ def server_app(
     return app
 
 
-def _got(value: Any) -> Any:
-    """A value, or what the function for it returns; a module is a value."""
+def _value(value: Any) -> Any:
+    """A value, or the result of the function for it; a module is a value."""
     return value() if callable(value) and not isinstance(value, nn.Module) else value

@@ -1,4 +1,4 @@
-"""Orders as Flower messages: push, then pull ten times a second until everybody needed has answered."""
+"""Orders as Flower messages: push, then pull ten times a second until all needed replies are there."""
 
 from collections.abc import Collection, Iterable, Mapping
 from time import monotonic, sleep
@@ -13,14 +13,19 @@ from coterie.federation.remote import Address, Trouble
 from coterie.federation.remote import Message as Order
 
 QUERY = f"query.{KIND}"
-EVERY = 0.1  # seconds between two looks; Flower's own send_and_receive waits 3
+EVERY = 0.1  # seconds between two pulls; Flower's own send_and_receive waits 3
 FRESH = 1.0  # seconds for which the list of nodes is taken to be true
 LOST = {3: "its message ran out of time", 4: "its reply is gone", 5: "its node is gone", 8: "its process was killed"}
 FORGET = 600.0  # seconds after which a message that nobody answered is given up
 
 
 class FlowerTransport:
-    """Nodes of a Flower federation. With node authentication, `clients` says which node is which client."""
+    """The nodes of a Flower federation.
+
+    Args:
+        grid: Flower's connection to the SuperLink.
+        clients: the client of each registered node, where nodes are authenticated; others are then not listed.
+    """
 
     def __init__(self, grid: Grid, clients: Mapping[int, int] | None = None) -> None:
         self.grid, self.clients = grid, clients
@@ -28,10 +33,10 @@ class FlowerTransport:
         self._listed: tuple[float, dict[Address, int | None]] = (-FRESH, {})
 
     def nodes(self) -> Mapping[Address, int | None]:
-        """Who is connected; whom Flower does not know by its key is only listed where no keys are asked for."""
+        """The connected nodes; with keys, the registered ones alone."""
         at, listed = self._listed
         if monotonic() - at >= FRESH:
-            found = _asked(lambda: list(self.grid.get_node_ids()))
+            found = _ask_superlink(lambda: list(self.grid.get_node_ids()))
             if self.clients is None:
                 listed = dict.fromkeys(found)
             else:
@@ -55,7 +60,7 @@ class FlowerTransport:
         return answers
 
     def _push(self, orders: Mapping[Address, Order], answers: list[tuple[Address, bytes | Trouble]]) -> set[str]:
-        """Send; whoever Flower does not know any more is answered for at once."""
+        """Send the orders; a node that Flower does not know any more is lost at once."""
         now = monotonic()
         messages = {
             node: Message(RecordDict({KIND: sealed(bytes(order))}), dst_node_id=cast(int, node), message_type=QUERY)
@@ -63,7 +68,7 @@ class FlowerTransport:
         }
         if not messages:
             return set()
-        taken = set(_asked(lambda: list(self.grid.push_messages(list(messages.values())))))
+        taken = set(_ask_superlink(lambda: list(self.grid.push_messages(list(messages.values())))))
         sent = set()
         for node, message in messages.items():
             if message.metadata.message_id in taken:
@@ -74,9 +79,9 @@ class FlowerTransport:
         return sent
 
     def _pull(self, answers: list[tuple[Address, bytes | Trouble]]) -> set[str]:
-        """What has come in; messages that were answered are not waited for any longer."""
+        """Collect the replies that are there; the messages to which they belong."""
         done = set()
-        replies: Iterable[Message] = _asked(lambda: list(self.grid.pull_messages(list(self._pending))))
+        replies: Iterable[Message] = _ask_superlink(lambda: list(self.grid.pull_messages(list(self._pending))))
         for reply in replies:
             id_ = reply.metadata.reply_to_message_id
             if id_ in self._pending:
@@ -96,9 +101,9 @@ def _content(reply: Message) -> bytes | Trouble:
     return opened(reply.content)
 
 
-def _asked(question: Any) -> Any:
-    """What Flower answers; that it is gone ends the run, which can be resumed."""
+def _ask_superlink(question: Any) -> Any:
+    """The reply of the SuperLink; without one the run ends, and can be resumed."""
     try:
         return question()
-    except Exception as error:  # whatever the connection to the SuperLink raises, there is nobody to ask any more
+    except Exception as error:  # whatever the connection to the SuperLink raises, the run cannot continue
         raise RunError(f"Flower's SuperLink does not answer ({type(error).__name__}: {str(error)[:120]}).") from error

@@ -25,7 +25,7 @@ from coterie.experiment.run import Watch
 
 MEMORY = "clients"
 HOST = "localhost"  # FLARE binds a server of this name to 127.0.0.1, and one of any other name to all interfaces
-ADMIN = "admin@nvidia.com"  # whom FLARE's POC mode submits jobs as
+ADMIN = "admin@nvidia.com"  # the user as whom FLARE's POC mode submits jobs
 LOGIN = 60.0  # seconds for FLARE's server to come up
 
 
@@ -80,10 +80,22 @@ def recipe(
 ) -> CollabRecipe:
     """The job of a run. Site number k is client k.
 
-    Without `load`, every site builds the configured problem and keeps the rows of its client; with "module:function",
-    that gives a site its own rows. `files` go with the job. It begins when `minimum` sites are there, all by default:
-    FLARE lets nobody in later. `policy` is the path of a TOML file at the sites that says what a server may ask for;
-    the variable COTERIE_NODE_POLICY of a site comes before it.
+    Args:
+        name: the name of the job.
+        sites: the names of the sites.
+        config: the configuration, as TOML.
+        folder: the result folder on the server's machine.
+        memory: the folder of client memory at the sites; without one it ends with the job.
+        answer: the file for the result, where the process that submits the job follows it.
+        force: whether results in the folder may be replaced.
+        load: "module:function" that returns the `ClientData` of a site, given its name. Without it, every site builds
+            the configured problem and keeps the rows of its client.
+        modules: modules with works of your own.
+        shares_memory: whether the server may ask for client memory, for its records.
+        minimum: the number of sites with which the job begins, all by default; FLARE admits none later.
+        files: files that go with the job.
+        policy: the path of a TOML file at the sites that limits what a server may ask for. A file that a site names in
+            the variable COTERIE_NODE_POLICY comes before it.
     """
     here = {"sites": sites, "config": config}
     server = {**here, "folder": folder, "answer": answer, "force": force, "own_rows": bool(load)}

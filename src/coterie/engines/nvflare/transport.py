@@ -1,4 +1,4 @@
-"""Orders as calls of FLARE's Collab API: one call a site, all at once, payloads as bytes."""
+"""Orders as calls of FLARE's Collab API: one call per site, all at once, payloads as bytes."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from coterie.errors import RunError
 from coterie.federation.remote import Address, Message, Trouble
 
-ASIDE = 60.0  # seconds for questions that nobody waits for: a site may have to start its compute process first
-LOST = "Lost"  # what a site says whose compute process has ended
+ASIDE = 60.0  # seconds for calls that the server does not wait for: a site may have to start its compute process first
+LOST = "Lost"  # the error of a site whose compute process has ended
 
 
 class Stream(Protocol):
@@ -26,11 +26,16 @@ Call = Callable[[str, bytes, float], Stream]
 
 
 class FlareTransport:
-    """The sites of a job. `call` sends an order to a site and does not wait; `clients` says which client a site is;
-    with `own_rows` sites bring rows of their own, whose numbers the server does not know.
+    """The sites of a job.
 
-    All sites are listed, also those that cannot be reached: the engine gives them no work until they say who they are,
-    and does not wait for that.
+    All sites are listed, also those that cannot be reached: the engine gives them no work until they declare their
+    clients, and does not wait for that.
+
+    Args:
+        call: sends an order to a site and does not wait.
+        clients: the client of each site.
+        aborted: whether FLARE has aborted the job.
+        own_rows: whether sites bring rows of their own, whose numbers the server does not know.
     """
 
     def __init__(
@@ -52,7 +57,7 @@ class FlareTransport:
     def exchange(
         self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
     ) -> list[tuple[Address, bytes | Trouble]]:
-        """Call all, wait for those who are needed; what others say is among the answers when it is there."""
+        """Call all sites and wait for those that are needed; replies of others are returned when they are there."""
         calls = [
             (str(site), self.call(str(site), bytes(order), timeout if site in needed else max(timeout, ASIDE)))
             for site, order in orders.items()
@@ -71,7 +76,7 @@ class FlareTransport:
         return answers
 
     def _outcome(self, site: str, stream: Stream) -> Iterable[tuple[Address, bytes | Trouble]]:
-        """What a site said, or why it did not; silence is left to the engine."""
+        """The reply of a site, or why there is none; a timeout is left to the engine."""
         for _, reply in stream:
             if isinstance(reply, bytes):
                 return [(site, reply)]

@@ -28,7 +28,7 @@ from coterie.problems.base import Problem
 if TYPE_CHECKING:
     from coterie.engines.ray.transport import RayTransport
 
-MEMORY = "clients"  # the folder in a result folder for what clients remember
+MEMORY = "clients"  # the folder of client memory in a result folder
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
@@ -92,9 +92,9 @@ def _start(cores: int, life: Lifetime) -> None:
     """Start a cluster on this machine; its files are in the deployment's folder where names of sockets fit."""
     import ray
 
-    place = {"_temp_dir": str(life.folder)} if len(str(life.folder)) < ROOM else {}
+    folder = {"_temp_dir": str(life.folder)} if len(str(life.folder)) < ROOM else {}
     with life.inherited():
-        ray.init("local", num_cpus=cores, include_dashboard=False, **QUIETLY, **place)
+        ray.init("local", num_cpus=cores, include_dashboard=False, **QUIETLY, **folder)
     life.note()
 
 
@@ -125,12 +125,12 @@ def network(memory: Path | None) -> Iterator[Network]:
     try:
         yield make
     finally:
-        for one in made:
-            one.close()
+        for transport in made:
+            transport.close()
 
 
 def actors(config: Config, problem: Problem, memory: Path | None) -> "RayTransport":
-    """One actor a group of clients, with mode and chunk as the local engine would choose them."""
+    """One actor per group of clients, with mode and chunk as the local engine would choose them."""
     import ray
 
     from coterie.engines.ray.transport import RayTransport
@@ -146,8 +146,8 @@ def actors(config: Config, problem: Problem, memory: Path | None) -> "RayTranspo
         chosen["chunk"] = min(chosen["chunk"], -(-problem.clients // workers))
     at, threads = config.federation.target, 1 if config.run.threads == "auto" else config.run.threads
     specs = [
-        group_spec(problem, some, at_target=at in some, threads=threads, **chosen)
-        for some in groups(problem.clients, chosen["chunk"], workers)
+        group_spec(problem, group, at_target=at in group, threads=threads, **chosen)
+        for group in groups(problem.clients, chosen["chunk"], workers)
     ]
     return RayTransport(specs, memory=memory, patience=config.federation.patience, chosen=chosen)
 

@@ -17,9 +17,13 @@ from coterie.federation.remote import Address, Message, Trouble
 
 
 class RayTransport:
-    """One actor a group of clients. An actor that is lost is started again by Ray, and refilled here.
+    """One actor per group of clients. An actor that is lost is started again by Ray, and refilled here.
 
-    `chosen` are mode and chunk of the local engine, as they are written into the resolved configuration.
+    Args:
+        specs: what each actor starts with.
+        memory: the folder for client memory, so that a run can be resumed; None keeps it in this process.
+        patience: seconds to wait for the actors to start.
+        chosen: mode and chunk of the local engine, as they are written into the resolved configuration.
     """
 
     def __init__(
@@ -27,8 +31,8 @@ class RayTransport:
     ) -> None:
         self.chosen = chosen
         self.memory = MemoryBundles(memory)
-        held = {"env_vars": machine.environment(machine.wanted())}  # a cluster that was there has its own
-        actor = ray.remote(Group).options(num_cpus=1, max_restarts=-1, max_task_retries=0, runtime_env=held)
+        environment = {"env_vars": machine.environment(machine.wanted())}  # a cluster that was there has its own
+        actor = ray.remote(Group).options(num_cpus=1, max_restarts=-1, max_task_retries=0, runtime_env=environment)
         self._specs = [ray.put(spec) for spec in specs]  # held, for actors that are started again
         self.actors: dict[Address, Any] = {i: actor.remote(spec) for i, spec in enumerate(self._specs)}
         self.memory.of = {group: set(self.memory.bundles) for group in self.actors}
@@ -89,7 +93,7 @@ class RayTransport:
         self._calls[self.actors[group].handle.remote(head, tail)] = group
 
     def _replies(self, refs: list[Any]) -> list[tuple[Address, bytes | Trouble]]:
-        """What has arrived; fetched together where nothing went wrong, which takes a call instead of one a group."""
+        """The replies that are there; where nothing went wrong, one call fetches them all."""
         try:
             values: list[Any] = ray.get(refs)
         except RayError:
@@ -111,7 +115,7 @@ class RayTransport:
         return reply if isinstance(reply, bytes) else reply.tobytes()
 
     def _refill(self, group: Address) -> Any:
-        """Give an actor back what its clients remember; Ray repeats this until the actor is there."""
+        """Restore the client memory of an actor; Ray repeats this until the actor is there."""
         bundles = {name: self.memory.bundles[name] for name in self.memory.of[group]}
         return self.actors[group].refill.options(max_task_retries=-1).remote(bundles)
 
@@ -136,9 +140,10 @@ def _split(orders: Mapping[Address, Message]) -> dict[Address, tuple[bytes, Any]
         if len(order) - len(order.head) < LARGE:
             parts[group] = bytes(order), None
             continue
-        if order.place not in stored:
-            stored[order.place] = ray.put(order.tensors[0] if len(order.tensors) == 1 else concatenate(order.tensors))
-        parts[group] = order.head, stored[order.place]
+        if order.location not in stored:
+            tensors = order.tensors
+            stored[order.location] = ray.put(tensors[0] if len(tensors) == 1 else concatenate(tensors))
+        parts[group] = order.head, stored[order.location]
     return parts
 
 

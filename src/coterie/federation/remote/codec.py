@@ -115,7 +115,7 @@ class Message:
         return [self.head, *(t.data for t in self.tensors)]
 
     @property
-    def place(self) -> tuple[tuple[int, int], ...]:
+    def location(self) -> tuple[tuple[int, int], ...]:
         """Where its tensors are in memory; messages that agree in this, while all of them are there, share them."""
         return tuple((t.__array_interface__["data"][0], t.nbytes) for t in self.tensors)
 

@@ -29,14 +29,14 @@ from coterie.federation.remote.roster import Address, Roster
 class Transport(Protocol):
     """Carries bytes to nodes and back.
 
-    `exchange` sends all orders and returns when everybody in `needed` has answered its order or failed, or after
-    `timeout` seconds, with what came in. A reply that came too late for one call may be among those of the next; they
-    are told apart by what is in them. Whoever of `needed` is missing is taken to be late. A transport that knows more
-    says so by a `Trouble`: "lost" (nobody is there) or "client error" (the client's side cannot even reply).
+    `exchange` sends all orders. It returns the replies when all nodes in `needed` have answered or failed, or after
+    `timeout` seconds. A late reply may be among those of the next call; its number tells to which order it belongs. A
+    node of `needed` without a reply is taken to be late. A transport that knows more returns a `Trouble`: "lost" (no
+    node is there) or "client error" (the client's side cannot even reply).
     """
 
     def nodes(self) -> Mapping[Address, int | None]:
-        """Who is connected now; with the client's id where the transport knows it for certain (authentication)."""
+        """The connected nodes, each with its client where the transport knows it for certain (authentication)."""
 
     def exchange(
         self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
@@ -45,8 +45,14 @@ class Transport(Protocol):
 
 
 class Policy(NamedTuple):
-    """How long a phase may take, how often an order to a lost client is repeated, how many must answer for a phase to
-    count, how long to wait for clients at the start and when all are gone."""
+    """How the server waits.
+
+    Args:
+        timeout: seconds that a phase may take.
+        retries: how often an order to a lost client is repeated.
+        quorum: replies without which a phase does not count.
+        patience: seconds to wait for clients at the start, and when all are gone.
+    """
 
     timeout: float = 60.0
     retries: int = 1
@@ -64,7 +70,7 @@ class Question(NamedTuple):
 
 @dataclass
 class Exchange:
-    """Asks nodes. `roster` learns from declarations who is where, and who fell silent."""
+    """Asks nodes; `roster` learns from their declarations which client is where, and which node fell silent."""
 
     transport: Transport
     run: str

@@ -74,9 +74,9 @@ def declaration_limits(clients: int, columns: int) -> Limits:
     return Limits(bytes=slack, tensors=0, structure=slack, text=2 * REASON)
 
 
-def larger(one: Limits, other: Limits) -> Limits:
+def larger(first: Limits, second: Limits) -> Limits:
     """The larger of each limit."""
-    return Limits(*map(max, one, other))
+    return Limits(*map(max, first, second))
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Expectations:
 
     @property
     def columns(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Type and shape of a row by column, as declarations declare them."""
+        """Type and shape of a row by column, as nodes declare them."""
         return tuple((WORDS[c.dtype], tuple(c.shape[1:])) for c in self.train.columns)
 
     def of(self, call: Call, *, at_target: bool = False) -> Form:

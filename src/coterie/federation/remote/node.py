@@ -1,8 +1,8 @@
 """A node: the side of the clients, without any transport. `Node.handle` takes the bytes of an order and returns those
 of the reply, whatever comes; a transport only carries them.
 
-A node holds the rows of one client or of several. It runs works of admitted modules only and within its policy, keeps
-client memory in versions that never change, and repeats its last reply when an order is repeated.
+A node holds the rows of one client or more. It runs works of admitted modules only and within its policy, keeps client
+memory in versions that never change, and repeats its last reply when an order is repeated.
 """
 
 import os
@@ -43,7 +43,7 @@ RUNS = 8  # a node keeps the memory of so many runs
 
 
 class Refused(Exception):
-    """An order that this node does not carry out, as the trouble that is told."""
+    """An order that this node does not carry out, with the trouble that is reported."""
 
     def __init__(self, kind: str, reason: str, clients: tuple[int, ...] = ()) -> None:
         super().__init__(reason)
@@ -61,7 +61,7 @@ class Store:
         """The memory of that version, or None where it is lost."""
         found = self._kept.get(run, {}).get((client, version))
         if found is None and self.folder is not None:
-            with suppress(OSError, CodecError):  # lost is lost, the server is told
+            with suppress(OSError, CodecError):  # lost, which is reported to the server
                 (found,) = decode(self._path(run, client, version).read_bytes(), self.names)
         return found
 
@@ -116,9 +116,16 @@ class Numbered(Draw):
 
 @dataclass
 class Node:
-    """The rows of `clients` (one part of the engine's stacks each, in this order) and what they remember.
+    """The rows and the memory of some clients, behind `handle`.
 
-    With `shares_memory` the server may ask for client memory, for its records. `policy` limits what it may ask for.
+    Args:
+        engine: the rows, one part of its stacks per client.
+        clients: the numbers of these clients, in the order of the parts.
+        names: the works and named tuples that an order may name.
+        limits: how large an order may be.
+        store: where client memory is kept.
+        shares_memory: whether the server may ask for client memory, for its records.
+        policy: what a server may ask for.
     """
 
     engine: LocalEngine
@@ -194,7 +201,7 @@ class Node:
         return work
 
     def _fewest_rows(self, order: Order, step: Step) -> int | None:
-        """The least number of rows that a holder has whom the step is about."""
+        """The fewest rows of any client, or of the target, that the step uses."""
         if step.at_target:
             target = self.engine.target
             parts = [] if target is None else [part for part in (target.train, target.valid) if part is not None]
@@ -204,18 +211,18 @@ class Node:
 
     def _places(self, order: Order) -> Tensor:
         """Where the clients of an order stand among those of this node."""
-        place = {k: i for i, k in enumerate(self.clients)}
-        return self.engine.sizes.new_tensor([place[k] for k in order.clients])
+        position = {k: i for i, k in enumerate(self.clients)}
+        return self.engine.sizes.new_tensor([position[k] for k in order.clients])
 
     def declaration(self) -> Declaration:
-        """Who this is."""
+        """What this node declares to the server."""
         columns = tuple((WORDS[c.dtype], tuple(c.shape[1:])) for c in self.engine.train.columns)
         rows = tuple(self.engine.train.counts.tolist())
         return Declaration(self.clients, rows, columns, self.engine.target is not None, self.shares_memory)
 
     def _recalled(self, order: Order) -> Tree:
         if not self.shares_memory:
-            raise Refused(REFUSED, "this node does not show what its clients remember")
+            raise Refused(REFUSED, "this node does not share client memory; start it with shares_memory=True")
         if not all(order.alive):
             raise Refused(REFUSED, "a version must be named for every client")
         return stack([self._memory(order.run, k, v[0]) for k, v in zip(order.clients, order.alive, strict=True)])
@@ -244,7 +251,7 @@ class Node:
         return Done(values, fine)
 
     def _past(self, order: Order, past: MemoryVersions) -> Tree:
-        """What the clients remember of the versions asked for, stacked."""
+        """Client memory of the versions that the order names, stacked."""
         found, lost = [], []
         for i, (client, version) in enumerate(zip(order.clients, past.before, strict=True)):
             if version == 0:
