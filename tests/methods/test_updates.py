@@ -14,11 +14,12 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import PrivacyTable, resolve
 from coterie.experiment.loop import run_rounds
-from coterie.federation import RESULT, Call, Replies
+from coterie.federation import RESULT, Call, Federation, Replies
 from coterie.federation.stages.base import Staged, staged
 from coterie.federation.stages.privacy import Mechanism, Privacy
 from coterie.federation.tree import mapped, tensors
 from coterie.federation.work import info_of, name_of
+from coterie.methods import Method
 from coterie.methods.nested import works as nested_works
 from coterie.numerics import Draw
 
@@ -168,6 +169,13 @@ def test_stages_that_change_nothing_change_no_bit(case: Case) -> None:
     assert_same(plain, state)
 
 
+def three_rounds(method: Method, fed: Federation, state: Any) -> Any:
+    """Some methods send whole numbers in some rounds only."""
+    for t in range(3):
+        state = method.round(fed, state, Draw.of(0).round(t))
+    return state
+
+
 @first
 def test_methods_that_send_whole_numbers_say_so(case: Case) -> None:
     """They are refused before a round; the stage itself would refuse the same work when it is first asked."""
@@ -179,8 +187,7 @@ def test_methods_that_send_whole_numbers_say_so(case: Case) -> None:
     hidden = replace(parts.fed, engine=staged(parts.fed.engine, Privacy(Mechanism(1.0))))
     state = parts.method.init(parts.problem, parts.fed.n)
     with pytest.raises(UsageError, match=f"{work} sends whole numbers"):
-        for t in range(3):  # some send whole numbers in some rounds only
-            state = parts.method.round(hidden, state, Draw.of(0).round(t))
+        three_rounds(parts.method, hidden, state)
     with pytest.raises(UsageError, match=f"{work} sends whole numbers"):
         assemble(replace(case.config(), privacy=PrivacyTable(clip=1.0)))
 
