@@ -23,7 +23,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 # a run whose service restarts what it has started, in sessions of their own, as FLARE's do
 RUN = """
 import subprocess, sys, time
-from coterie.experiment.lifetime import Lifetime
+from coterie.engines.lifetime import Lifetime
 service = "while true; do setsid sleep 600; done"
 with Lifetime("example") as life:
     (life.folder / "key.pem").write_text("secret")
