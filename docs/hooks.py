@@ -44,12 +44,18 @@ def _public(package: str) -> list[str]:
     return []
 
 
+def _imported(init: Path) -> set[str]:
+    """The names that a package imports, also those for type checkers alone."""
+    tree = ast.parse(init.read_text(encoding="utf-8"))
+    found = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return {alias.asname or alias.name for alias in found}
+
+
 def _resolvable(directive: re.Match[str]) -> str:
     package, name = directive["package"], directive["name"]
     folder = SOURCE.joinpath(*package.split("."))
     init, module = folder / "__init__.py", folder / f"{name}.py"
-    imported = init.exists() and re.search(rf"\b{name}\b", init.read_text(encoding="utf-8"))
-    if imported and not module.exists():
+    if init.exists() and name in _imported(init) and not module.exists():
         return directive[0]
     defines = re.compile(rf"^(def|class) {name}\b", re.MULTILINE)
     homes = [file for file in sorted(folder.rglob("*.py")) if defines.search(file.read_text(encoding="utf-8"))]
