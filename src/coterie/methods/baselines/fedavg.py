@@ -42,6 +42,7 @@ def fedavg(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> fit = coterie.fit(problem, coterie.methods.fedavg(local_steps=10), rounds=2, mode="vmap")

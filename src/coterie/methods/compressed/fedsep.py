@@ -114,6 +114,7 @@ def fedsep(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> fit = coterie.fit(problem, coterie.methods.fedsep(size=2), rounds=2, mode="vmap")

@@ -96,6 +96,7 @@ def collaborate(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> shards = [friend, friend, stranger]
         >>> problem = coterie.Weighting.on(shards, validation=shards, model=net, loss="squared")
