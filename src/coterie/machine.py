@@ -252,8 +252,8 @@ def concerns(before: Mapping[str, Any]) -> list[str]:
 def depends_on_chunk() -> bool:
     """Whether products or convolutions of several clients at once give other bits than those of fewer clients.
 
-    The self-check (some 20 ms, most of it the first use of the kernels), once per process, on one thread. (On several threads oneDNN's grouped float32
-    convolutions depend on the chunk everywhere.)
+    The self-check, once per process, on one thread: some 20 ms, most of it the first use of the kernels. (On several
+    threads oneDNN's grouped float32 convolutions depend on the chunk everywhere.)
     """
     import torch
 
