@@ -1,4 +1,4 @@
-"""What the default clip of network engines costs an honest run, and what it saves when attackers strike in the last round.
+"""What the default clip of network engines costs honest runs, and what it saves when clients attack in the last round.
 
     python -m benchmarks.late honest     methods on problems without attackers, clip = none, 3, 10
     python -m benchmarks.late attack     6 of 15 clients attack in the last round, clip × guard
@@ -53,13 +53,13 @@ def attack(seeds: list[int]) -> Iterator[dict[str, Any]]:
         for clip in CLIPS:
             for guard in (False, True):
                 sets = {
-                    **{
-                        "problem.friends": 15,
-                        "problem.attack": name,
-                        "problem.attackers": 6,
-                        "problem.strength": 1000.0,
-                    },
-                    **{"problem.attack_from": rounds - 1, "federation.clip": clip, "federation.guard": guard},
+                    "problem.friends": 15,
+                    "problem.attack": name,
+                    "problem.attackers": 6,
+                    "problem.strength": 1000.0,
+                    "problem.attack_from": rounds - 1,
+                    "federation.clip": clip,
+                    "federation.guard": guard,
                 }
                 values = [accuracy(sets, method="meritfed", problem="friends", rounds=rounds, seed=s) for s in seeds]
                 yield {"attack": name, "rounds": rounds, "clip": clip, "guard": guard, **summary(values)}
