@@ -295,7 +295,8 @@ def _convolved(images: "Tensor", kernels: "Tensor", clients: "Tensor") -> "Tenso
 
     n, (rows, channels, *size) = len(clients), images.shape[1:]
     grouped = images[clients].transpose(0, 1).reshape(rows, n * channels, *size)
-    return torch.conv2d(grouped, kernels[clients].flatten(0, 1), groups=n).unflatten(1, (n, -1)).transpose(0, 1)
+    convolved = torch.conv2d(grouped, kernels[clients].flatten(0, 1), groups=n)
+    return convolved.reshape(rows, n, -1, *convolved.shape[2:]).transpose(0, 1)
 
 
 def _same_in_chunks(work: Work) -> bool:
