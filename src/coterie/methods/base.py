@@ -1,4 +1,7 @@
-"""A method: two pure functions over one frozen state, and a view of that state for records."""
+"""A method: two pure functions over one frozen state, and a view of that state for records.
+
+The types that these functions take and return can be imported from here too; works need those of `coterie.federation`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,8 +11,10 @@ from typing import Any
 
 from coterie.federation import Federation
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect, known, personal_models
 from coterie.settings import checked, documented
+
+__all__ = ["Draw", "Federation", "Method", "Problem", "View", "expect", "known", "personal_models", "validated"]
 
 
 @dataclass(frozen=True)

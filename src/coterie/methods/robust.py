@@ -17,11 +17,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import LocalSteps, local_sgd
-from coterie.numerics import Draw, robust
-from coterie.problems.base import Problem, View
+from coterie.numerics import robust
 from coterie.problems.catalogue.byzantine import Attackers, head_count
 from coterie.settings import BatchSize, Count, Positive
 

@@ -7,11 +7,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 

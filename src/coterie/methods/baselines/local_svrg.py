@@ -22,13 +22,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import Batch, Memory, Rows, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import own_rows
-from coterie.numerics import Draw
 from coterie.numerics.control import only_where
-from coterie.problems.base import Problem, View
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 Vector = Tensor

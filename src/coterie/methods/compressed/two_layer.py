@@ -22,15 +22,13 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 from torch.func import grad
 
-from coterie.federation import RESULT, Federation, Shard, Static, Work, work
-from coterie.federation.tree import Tree
+from coterie.federation import RESULT, Shard, Static, Tree, Work, work
 from coterie.federation.work import name_of
-from coterie.methods.base import Method
+from coterie.methods.base import Draw, Federation, Method, Problem, View
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw, neumann
+from coterie.numerics import neumann
 from coterie.numerics.derivatives import hessian_vector, mixed_vector
 from coterie.numerics.lasso import fixed_conjugate_gradients
-from coterie.problems.base import Problem, View
 
 
 class TwoLayerState(NamedTuple):

@@ -3,11 +3,9 @@
 Every client takes τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) ∇_y f_i); the server averages both.
 """
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, validated
 from coterie.methods.nested.phases import NestedState, StepCounts, start, view
 from coterie.methods.nested.works import pace, simultaneous_steps
-from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Positive
 

@@ -12,8 +12,7 @@ conjugate gradients another. The clients of a round are the same in all its phas
 
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, validated
 from coterie.methods.nested.phases import (
     Inverse,
     NestedState,
@@ -26,7 +25,6 @@ from coterie.methods.nested.phases import (
     lfedinn,
 )
 from coterie.methods.shared.works import LocalSteps
-from coterie.numerics import Draw
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 

@@ -10,8 +10,7 @@ option, the deterministic series the default.
 
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, validated
 from coterie.methods.nested.phases import (
     Inverse,
     LocalSeries,
@@ -29,7 +28,6 @@ from coterie.methods.nested.phases import (
 )
 from coterie.methods.nested.works import local_nested_steps, pace
 from coterie.methods.shared.works import LocalSteps
-from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Count, Positive
 

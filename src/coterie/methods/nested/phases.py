@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
-from coterie.federation import Federation
-from coterie.methods.base import Method
+from coterie.methods.base import Draw, Federation, Method, View
 from coterie.methods.nested.works import (
     Pace,
     hessian_product,
@@ -39,9 +38,8 @@ from coterie.methods.nested.works import (
     pace,
 )
 from coterie.methods.shared.works import LocalSteps
-from coterie.numerics import Draw, conjugate_gradients
+from coterie.numerics import conjugate_gradients
 from coterie.numerics.linear import Matvec
-from coterie.problems.base import View
 from coterie.problems.nested import NestedProblem
 from coterie.settings import Count
 

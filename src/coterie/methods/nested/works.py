@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.federation import RESULT, Batch, Each, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
+from coterie.federation import RESULT, Batch, Each, Rows, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw
 from coterie.methods.shared.works import draw_batch, goal_rows, own_rows
-from coterie.numerics import Draw
 
 Pace = int | list[int]
 HUGE = 1e30  # stands for infinity, which the screening would reject before the error could be explained

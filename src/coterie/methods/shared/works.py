@@ -5,9 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Batch, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.numerics import Draw
+from coterie.federation import RESULT, Batch, Rows, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw
 
 
 class LocalSteps(NamedTuple):

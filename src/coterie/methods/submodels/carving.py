@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients
-from coterie.federation import RESULT, Batch, Each, Federation, Rows, Shard, Static, work
-from coterie.federation.tree import Tree
+from coterie.federation import RESULT, Batch, Each, Rows, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation
 from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import own_rows
-from coterie.numerics import Draw
 from coterie.problems.tasks.supervised import Supervised
 
 Key = TypeVar("Key")

@@ -24,12 +24,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Each, Federation, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Each, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, known, validated
 from coterie.methods.shared.works import draw_batch, goal_rows, local_sgd
-from coterie.numerics import Draw, entropic_step
-from coterie.problems.base import Problem, View, known
+from coterie.numerics import entropic_step
 from coterie.settings import BatchSize, Count, Positive
 
 

@@ -15,16 +15,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import RESULT, Federation, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.nested.phases import Inverse, Series, StepCounts, product_draws, solve
 from coterie.methods.nested.works import pace, step_size, within
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import LocalSteps, goal_gradient, gradient, own_gradient, own_product
-from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_capped_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive, Probability
 
 
