@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.numerics import Draw
 from coterie.problems.base import Problem, View, expect, known, personal_models
 from coterie.settings import checked, documented
 
-__all__ = ["Draw", "Federation", "Method", "Problem", "View", "expect", "known", "personal_models", "validated"]
+__all__ = ["Draw", "Federation", "Method", "ModelState", "Problem", "View", "expect", "known"]
+__all__ += ["personal_models", "validated"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ class Method:
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""
         return any(needs <= offers for needs in (self.needs, *self.alternatives))
+
+
+class ModelState(NamedTuple):
+    """The state of a method that remembers nothing but the model x."""
+
+    x: Tensor
 
 
 def validated(make: Callable[..., Method]) -> Callable[..., Method]:
