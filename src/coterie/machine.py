@@ -33,14 +33,9 @@ PORTABLE = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-CNR = {1: "off", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 5: "SSE3", 6: "SSSE3", 7: "SSE4_1", 8: "SSE4_2", 9: "AVX"} | {
-    10: "AVX2",
-    11: "AVX512_MIC",
-    12: "AVX512",
-    13: "AVX512_MIC_E1",
-    14: "AVX512_E1",
-}
-"""MKL's branches of conditional numerical reproducibility."""
+BRANCHES = ("off", "AUTO", "COMPATIBLE", "SSE2", "SSE3", "SSSE3", "SSE4_1", "SSE4_2", "AVX", "AVX2", "AVX512_MIC")
+CNR = dict(enumerate((*BRANCHES, "AVX512", "AVX512_MIC_E1", "AVX512_E1"), 1))
+"""MKL's branches of conditional numerical reproducibility, by its numbers for them."""
 STRICT = 0x10000
 DEPENDS = "bits depend on the chunk here"
 LATE = (

@@ -1,12 +1,11 @@
 """Own files: advise, predict, and data example."""
 
-import json as jsonlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
 from coterie.cli.data import data
 from coterie.errors import UsageError, clean
 
@@ -45,17 +44,10 @@ def advise(
 
     if contributions not in (None, "loo", "shapley"):
         raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")
-    given: dict[str, Any] = {
-        "problem.clients": clients,
-        "problem.target": target,
-        "problem.label": label,
-        "run.method": method,
-        "run.seed": seed,
-        "run.rounds": rounds if rounds is not None or config is not None else ROUNDS,
-    }
-    flags = {key: value for key, value in given.items() if value is not None}
+    flags = given(problem_clients=clients, problem_target=target, problem_label=label)
+    flags |= given(run_method=method, run_seed=seed, run_rounds=rounds)
     if config is None:
-        flags["run.problem"] = "files"
+        flags = {"run.rounds": ROUNDS, **flags, "run.problem": "files"}
     resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
     folder = out or new_folder("advice")
     console = console_for(json)
@@ -65,7 +57,7 @@ def advise(
     )
     write_atomically(folder / "advice.html", page(advice).encode())
     if json:
-        print(jsonlib.dumps(advice, indent=2))
+        print_json(advice)
     else:
         show(console, advice, folder)
 

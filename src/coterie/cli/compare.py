@@ -1,12 +1,11 @@
 """Methods side by side: compare."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
 from coterie.errors import RunError, UsageError
 
 
@@ -41,8 +40,8 @@ def compare(
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     common, own = _by_method(configuration.parse_sets(set_ or []), names)
-    flags = {"run.problem": problem, "run.rounds": rounds, "run.budget": budget}
-    base = configuration.load(config, common, {key: value for key, value in flags.items() if value is not None})
+    flags = given(run_problem=problem, run_rounds=rounds, run_budget=budget)
+    base = configuration.load(config, common, flags)
     if budget is not None and rounds is None:
         base = base.with_run(rounds=WITH_BUDGET * base.run.rounds)
     cases = plan(base, names, numbers(seeds), own)
@@ -56,7 +55,7 @@ def compare(
     page = save(result, folder)
     show(console, result, page)
     if json:
-        print(jsonlib.dumps({**result, "report": str(page)}, indent=2))
+        print_json({**result, "report": str(page)})
     if result["outcome"] != "finished":
         raise typer.Exit(1)
 
@@ -64,7 +63,7 @@ def compare(
 def numbers(text: str) -> list[int]:
     """Whole numbers, separated by commas."""
     try:
-        return [int(one) for one in text.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
         raise UsageError(f"--seeds {text!r} is no list of whole numbers; write for example --seeds 0,1,2.") from None
 

@@ -1,6 +1,5 @@
 """Engines other than the local one: how the command line starts them, and the commands list and stop."""
 
-import json as jsonlib
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from coterie.cli.app import Json, app, print_rows
+from coterie.cli.app import Json, app, print_json, print_rows
 from coterie.errors import RunError, UsageError
 
 
@@ -102,7 +101,7 @@ def stop(
         for record in chosen
     ]
     if json:
-        print(jsonlib.dumps(rows, indent=2))
+        print_json(rows)
     else:
         for row in rows:
             print(f"{row['engine']} {row['id']}: {row['ended']} processes ended, folder removed.")

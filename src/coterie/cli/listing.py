@@ -1,12 +1,11 @@
 """What there is: list."""
 
-import json as jsonlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import Json, app, print_rows
+from coterie.cli.app import Json, app, print_json, print_rows
 from coterie.errors import UsageError, unknown
 
 LISTS = ("methods", "problems", "papers", "models")
@@ -89,7 +88,7 @@ def _documentation(make: Callable[..., Any], glossary: str) -> dict[str, Any]:
 
 def _explain(entry: dict[str, Any], json: bool) -> None:
     if json:
-        print(jsonlib.dumps(entry, indent=2))
+        print_json(entry)
         return
     from rich.console import Console
 

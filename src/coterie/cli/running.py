@@ -1,12 +1,11 @@
 """Runs: run, resume, tune."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
 from coterie.cli.engines import engine_of, launcher
 from coterie.errors import UsageError
 
@@ -40,8 +39,7 @@ def run(
     from coterie.experiment import config as configuration
     from coterie.experiment.run import run as run_experiment
 
-    given = {"method": method, "problem": problem, "rounds": rounds, "seed": seed, "engine": engine}
-    flags = {f"run.{key}": value for key, value in given.items() if value is not None}
+    flags = given(run_method=method, run_problem=problem, run_rounds=rounds, run_seed=seed, run_engine=engine)
     sets = configuration.parse_sets(set_ or [])
     if is_address(address := sets.get("engine.address")):
         allow(address)  # the caller's own word, until this command ends
@@ -103,8 +101,7 @@ def tune(
     from coterie.methods.registry import method_entry
     from coterie.report.terminal import RunsBar, console_for, show_grid
 
-    given = {"method": method, "problem": problem, "seed": seed}
-    flags = {f"run.{key}": value for key, value in given.items() if value is not None}
+    flags = given(run_method=method, run_problem=problem, run_seed=seed)
     resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
     values = parse_grid(grid or [], configuration.parse_sets) or method_entry(resolved.run.method).grid
     if not values:
@@ -115,7 +112,7 @@ def tune(
         result = run_grid(resolved, values, folder, rounds=rounds, jobs=jobs, force=force, watch=bar)
     show_grid(console, result, str(folder))
     if json:
-        print(jsonlib.dumps(result, indent=2))
+        print_json(result)
 
 
 def _show(start: Any, folder: Path, json: bool) -> None:
@@ -135,7 +132,7 @@ def _show(start: Any, folder: Path, json: bool) -> None:
         for display in displays:
             display.close()
     if json:
-        print(jsonlib.dumps(summary, indent=2))
+        print_json(summary)
     elif summary["outcome"] == "finished":
         if not any(display.ran for display in displays):
             done = f"{summary['method']} has done all its {summary['rounds']} rounds; nothing was left to run."

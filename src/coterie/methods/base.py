@@ -1,15 +1,23 @@
-"""A method: two pure functions over one frozen state, and a view of that state for records."""
+"""A method: two pure functions over one frozen state, and a view of that state for records.
+
+The types that these functions take and return can be imported from here too; works need those of `coterie.federation`.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from coterie.federation import Federation
 from coterie.numerics import Draw
-from coterie.problems.base import View
+from coterie.problems.base import Problem, View, expect, known, personal_models
 from coterie.settings import checked, documented
+
+__all__ = ["Draw", "Federation", "Method", "ModelState", "Problem", "View", "expect", "known"]
+__all__ += ["personal_models", "validated"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,12 @@ class Method:
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""
         return any(needs <= offers for needs in (self.needs, *self.alternatives))
+
+
+class ModelState(NamedTuple):
+    """The state of a method that remembers nothing but the model x."""
+
+    x: Tensor
 
 
 def validated(make: Callable[..., Method]) -> Callable[..., Method]:

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import Local
 from coterie.methods.submodels.distilling import (
@@ -30,8 +29,6 @@ from coterie.methods.submodels.distilling import (
     public_batches,
     trained_by_level,
 )
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 

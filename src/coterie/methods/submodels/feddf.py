@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import Local
 from coterie.methods.submodels.distilling import (
@@ -26,8 +25,6 @@ from coterie.methods.submodels.distilling import (
     soft_cross_entropy,
     trained_by_level,
 )
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 

@@ -11,13 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs
 from coterie.methods.shared.ties import tied
 from coterie.methods.weights.bilevel import hypergradient, record
-from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_capped_simplex, uniform
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import hessian_rows
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient
-from coterie.numerics import Draw, project_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 LIMIT = 2000

@@ -21,14 +21,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
-from coterie.numerics import Draw, project_ball, project_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_ball, project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 

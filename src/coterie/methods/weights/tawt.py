@@ -11,11 +11,9 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import goal_gradient, gradient
-from coterie.numerics import Draw, entropic_step, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import entropic_step, uniform
 from coterie.settings import BatchSize, Count, Positive
 
 

@@ -386,17 +386,3 @@ def image_shape(folder: Path, side: int | None) -> tuple[int, ...]:
     """The shape of a folder's first picture."""
     pillow = extra("PIL.Image", "pillow", "reading pictures")
     return _picture(pillow, image_files(folder)[0][0], side).shape
-
-
-__all__ = [
-    "CSV",
-    "Block",
-    "Unreadable",
-    "blocks_of",
-    "columns_of",
-    "form_of",
-    "image_blocks",
-    "image_shape",
-    "numbers",
-    "words",
-]

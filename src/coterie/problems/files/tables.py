@@ -37,6 +37,7 @@ MISSING = frozenset({"", "NA", "N/A", "n/a", "na", "NaN", "nan", "NULL", "null",
 FEWEST = 20  # rows of the target: below, neither weights nor a test mean anything
 SAMPLE = 5  # blocks of the target's file that say what its columns are
 CLASSES = 20  # a label of whole numbers with at most so many different ones is taken for classes
+SAME_COLUMNS = "All files need the same columns; leave columns out everywhere with problem.drop=['name']."
 WORDS = 200  # more categories in one column than this are an identifier
 
 
@@ -140,7 +141,7 @@ def read(partners: Sequence[Path], goal: Path, options: Options) -> Tables:
         if fine:
             sinks.read(holder, findings)
     for holder, fine in zip(holders, usable, strict=True):
-        if fine and not any(one.file == holder.name for one in findings.found):
+        if fine and not any(finding.file == holder.name for finding in findings.found):
             _check_rows(holder, form, findings, is_target=holder is holders[-1])
     findings.settle(len(paths))
     return Tables(form, tuple(holders), *sinks.tensors(), mapped)
@@ -245,8 +246,8 @@ def _agrees(path: Path, name: str, form: Form, target: str, options: Options, fi
     try:
         if (form_of(path) == "images") != (form.image is not None and form.label == "folder"):
             pictures = "pictures in sub-folders"
-            here, there = ("a table", pictures) if form.image is not None else (pictures, "a table")
-            findings.add(name, f"this is taken for {here}, but {target} holds {there}; all must be of one kind")
+            this, other = ("a table", pictures) if form.image is not None else (pictures, "a table")
+            findings.add(name, f"this is taken for {this}, but {target} holds {other}; all must be of one kind")
             return False
         if form.image is not None:
             return True
@@ -258,20 +259,15 @@ def _agrees(path: Path, name: str, form: Form, target: str, options: Options, fi
     lacking = [c for c in wanted if c not in columns]
     surplus = [c for c in columns if c not in wanted and c not in options.drop]
     if lacking:
-        near = "label " if form.label in lacking else ""
-        what = ", ".join(map(repr, lacking))
-        findings.add(
-            name,
-            f"lacks the {near}column{'s' if len(lacking) > 1 else ''} {what} of {target}",
-            "All files need the same columns; leave columns out everywhere with problem.drop=['name'].",
-        )
+        kind = "label column" if form.label in lacking else "column"
+        findings.add(name, f"lacks the {_named(kind, lacking)} of {target}", SAME_COLUMNS)
     if surplus:
-        findings.add(
-            name,
-            f"has the column{'s' if len(surplus) > 1 else ''} {', '.join(map(repr, surplus))}, which {target} lacks",
-            "All files need the same columns; leave columns out everywhere with problem.drop=['name'].",
-        )
+        findings.add(name, f"has the {_named('column', surplus)}, which {target} lacks", SAME_COLUMNS)
     return not lacking and not surplus
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    return f"{kind}{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 class _Sinks:
