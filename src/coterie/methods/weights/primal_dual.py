@@ -98,9 +98,9 @@ def primal_dual(
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> method = coterie.methods.primal_dual(outer_step=0.05, batch="all")
-        >>> fit = coterie.fit(problem, method, rounds=4, mode="vmap")
+        >>> fit = coterie.fit(problem, method, rounds=40, mode="vmap")
         >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
-        (True, 4)
+        (True, 40)
     """
 
     def init(problem: Problem, n: int) -> PrimalDualState:
