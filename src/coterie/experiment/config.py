@@ -21,7 +21,7 @@ from coterie.settings import Count, NonNegative, Positive, Probability, checked,
 T = TypeVar("T", bound="_Table")
 
 VERSION = 1
-NETWORK_CLIP = 10.0  # measured: see docs/byzantine.md
+NETWORK_CLIP = 3.0  # measured: see docs/byzantine.md
 PLATFORM = "platform"
 TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
 ALIASES = {"problem.active": "federation.active"}  # for other tools
