@@ -310,11 +310,7 @@ def _advice(
             "screening": {"rounds": spent.rounds, "bytes": spent.bytes_up + spent.bytes_down},
             "trainings": 3 * effort.repeats * effort.plan.folds + effort.bootstraps,
         },
-        "certainty": {
-            "target_rows": data.target_rows,
-            "rows_needed": needed,
-            "bound": _bound_terms(data),
-        },
+        "certainty": {"target_rows": data.target_rows, "rows_needed": needed, "bound": _bound_terms(data)},
         "contributions": None if found is None else found.as_dict(weights.mean(0).tolist() if len(weights) else None),
         "plan": {**effort.plan._asdict(), "repeats": effort.repeats, "bootstraps": effort.bootstraps, "level": LEVEL},
         "notes": list(data.notes),

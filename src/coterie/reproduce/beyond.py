@@ -109,10 +109,7 @@ STUDIES = (
         "byzantine",
         "../byzantine",
         "attacks against learned weights and robust means; strangers among the clients",
-        {
-            "small": _attacked(5, ("none", "sign-flip", "ipm"), 60, (0,)),
-            "paper": _attacked(5, ATTACKS, 200, (0, 1, 2)),
-        },
+        {"small": _attacked(5, ("none", "sign-flip", "ipm"), 60, (0,)), "paper": _attacked(5, ATTACKS, 200, (0, 1, 2))},
     ),
     Study(
         "byzantine-friends-only",
