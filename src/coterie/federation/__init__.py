@@ -1,15 +1,6 @@
 """Moving values between server and clients, and counting them."""
 
-from coterie.federation.api import (
-    Call,
-    Engine,
-    Failure,
-    Federation,
-    Gathered,
-    Participation,
-    Replies,
-    Screening,
-)
+from coterie.federation.api import Call, Engine, Failure, Federation, Gathered, Participation, Replies, Screening
 from coterie.federation.ledger import Ledger
 from coterie.federation.local import LocalEngine, faster_mode
 from coterie.federation.shards import Batch, Rows, Shard, Stack, pack

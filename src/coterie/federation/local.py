@@ -140,9 +140,7 @@ class LocalEngine:
         keys = call.draw.client(ids).key
         for i, client in enumerate(ids.tolist(), 1):
             shard = Shard(
-                self.task,
-                self.train.client(client),
-                None if self.valid is None else self.valid.client(client),
+                self.task, self.train.client(client), None if self.valid is None else self.valid.client(client)
             )
             number = ids.new_tensor(client)
             mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])

@@ -16,8 +16,8 @@ from coterie.numerics import Draw
 from coterie.problems.base import Problem, View, expect, known, personal_models
 from coterie.settings import checked, documented
 
-__all__ = ["Draw", "Federation", "Method", "ModelState", "Problem", "View", "expect", "known"]
-__all__ += ["personal_models", "validated"]
+__all__ = ["Draw", "Federation", "Problem", "View", "expect", "known", "personal_models"]  # from the rooms below
+__all__ += ["CURVATURE_AND_TARGET", "GRADIENTS_AND_TARGET", "Method", "ModelState", "validated"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Method:
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""
         return any(needs <= offers for needs in (self.needs, *self.alternatives))
+
+
+GRADIENTS_AND_TARGET = frozenset({"gradient", "target"})
+CURVATURE_AND_TARGET = frozenset({"gradient", "hvp", "target"})
+"""What most methods that learn weights need of a problem."""
 
 
 class ModelState(NamedTuple):

@@ -94,6 +94,11 @@ def _attacked(friends: int, attacks: tuple[str, ...], rounds: int, seeds: tuple[
     )
 
 
+def _byzantine(friends: int) -> dict[str, Table]:
+    few = _attacked(friends, ("none", "sign-flip", "ipm"), 60, (0,))
+    return {"small": few, "paper": _attacked(friends, ATTACKS, 200, (0, 1, 2))}
+
+
 STUDIES = (
     Study(
         "collaborate",
@@ -109,18 +114,12 @@ STUDIES = (
         "byzantine",
         "../byzantine",
         "attacks against learned weights and robust means; strangers among the clients",
-        {
-            "small": _attacked(5, ("none", "sign-flip", "ipm"), 60, (0,)),
-            "paper": _attacked(5, ATTACKS, 200, (0, 1, 2)),
-        },
+        _byzantine(5),
     ),
     Study(
         "byzantine-friends-only",
         "../byzantine",
         "the same where everybody is a friend, which is fair to robust means",
-        {
-            "small": _attacked(15, ("none", "sign-flip", "ipm"), 60, (0,)),
-            "paper": _attacked(15, ATTACKS, 200, (0, 1, 2)),
-        },
+        _byzantine(15),
     ),
 )

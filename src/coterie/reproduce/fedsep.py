@@ -32,7 +32,12 @@ def _sketch_folder(s: Settings) -> str:
     return f"{s['problem.data']}-{s['problem.partition']}-{size}-{name}-{s['run.seed']}"
 
 
-def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int, seeds: tuple[int, ...]) -> Table:
+def _figure2(partition: str) -> dict[str, Table]:
+    few = _sketches("digits", partition, (200, 2000), 20)
+    return {"small": few, "paper": _sketches("mnist", partition, (100, 500, 1000, 2000, 5000), 60)}
+
+
+def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int) -> Table:
     columns = [Column(name, {COLUMN: name}, "final:test_accuracy") for name in WITH_SIZE]
     moved = Column("MB moved (equal bytes)", {COLUMN: "fedsep"}, "megabytes", ".2f")
     common = {"run.problem": "sketch", "run.rounds": rounds, "run.record": max(1, rounds // 5), "run.checkpoint": 20}
@@ -41,7 +46,6 @@ def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int, se
         tuple(Row(str(size), {SIZE: size}) for size in sizes),
         (*columns, moved),
         {**common, "problem.data": data, "problem.partition": partition, "federation.mode": "sequential"},
-        seeds,
         corner="p",
         adjust=_sketch_adjusted,
         name=_sketch_folder,
@@ -92,24 +96,8 @@ LARGE = flat(
     problem={"clients": 100, "test": 2000}, federation={"count": 10, "mode": "sequential"}, method={"step": 0.05}
 )
 STUDIES = (
-    Study(
-        "fedsep-figure2",
-        "fedsep",
-        "Figure 2: accuracy at equal bytes in both directions, i.i.d.",
-        {
-            "small": _sketches("digits", "iid", (200, 2000), 20, (0,)),
-            "paper": _sketches("mnist", "iid", (100, 500, 1000, 2000, 5000), 60, (0,)),
-        },
-    ),
-    Study(
-        "fedsep-figure2-classes",
-        "fedsep",
-        "Figure 2: the same with two classes per client",
-        {
-            "small": _sketches("digits", "classes", (200, 2000), 20, (0,)),
-            "paper": _sketches("mnist", "classes", (100, 500, 1000, 2000, 5000), 60, (0,)),
-        },
-    ),
+    Study("fedsep-figure2", "fedsep", "Figure 2: accuracy at equal bytes in both directions, i.i.d.", _figure2("iid")),
+    Study("fedsep-figure2-classes", "fedsep", "Figure 2: the same with two classes per client", _figure2("classes")),
     Study(
         "fedsep-table1",
         "fedsep-submodels",

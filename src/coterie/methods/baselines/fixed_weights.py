@@ -29,10 +29,7 @@ class FixedWeightsState(NamedTuple):
 
 @validated
 def fixed_weights(
-    *,
-    step: Positive = 0.05,
-    weights: Literal["avg", "val", "opt"] | list[NonNegative] = "avg",
-    batch: BatchSize = 64,
+    *, step: Positive = 0.05, weights: Literal["avg", "val", "opt"] | list[NonNegative] = "avg", batch: BatchSize = 64
 ) -> Method:
     """Run gradient descent on the clients' losses with weights that are given, not learned.
 

@@ -11,19 +11,8 @@ option, the deterministic series the default.
 from functools import partial
 
 from coterie.methods.base import Draw, Federation, Method, validated
-from coterie.methods.nested.phases import (
-    Inverse,
-    LocalSeries,
-    NestedState,
-    StepCounts,
-    alternating,
-    fedinn,
-    lfedinn,
-    lfedout,
-    start,
-    view,
-    with_series,
-)
+from coterie.methods.nested import phases
+from coterie.methods.nested.phases import Inverse, LocalSeries, NestedState, StepCounts
 from coterie.methods.nested.works import local_nested_steps, pace
 from coterie.methods.shared.works import LocalSteps
 from coterie.problems.nested import NestedProblem
@@ -61,9 +50,9 @@ def lfednest(
         'lfednest'
     """
     inverse = Inverse(series, terms, lipschitz, batch)
-    inner = partial(lfedinn, local=LocalSteps(step, local_steps, batch))
-    outer = partial(lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
+    inner = partial(phases.lfedinn, local=LocalSteps(step, local_steps, batch))
+    outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
+    return phases.alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
 @validated
@@ -99,9 +88,9 @@ def lfednest_svrg(
         'lfednest-svrg'
     """
     inverse = Inverse(series, terms, lipschitz, batch)
-    inner = partial(fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
-    outer = partial(lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
+    inner = partial(phases.fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
+    outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
+    return phases.alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
 @validated
@@ -136,12 +125,12 @@ def lfednest_nonalt(
     local, inverse = LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
 
     def init(problem: NestedProblem, n: int) -> NestedState:
-        return start(problem, n, local_steps, outer_steps)
+        return phases.start(problem, n, local_steps, outer_steps)
 
     def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
         tau, steps = pace(local_steps, s.y)
         inner = {"inner_step": step, "inner_steps": steps}
-        x, y = with_series(fed, local_nested_steps, (s.x, s.y, tau), local, inverse, draw, **inner)
+        x, y = phases.with_series(fed, local_nested_steps, (s.x, s.y, tau), local, inverse, draw, **inner)
         return s._replace(x=x, y=y)
 
-    return Method("lfednest-nonalt", init, round, view, needs=frozenset({"nested"}))
+    return Method("lfednest-nonalt", init, round, phases.view, needs=frozenset({"nested"}))

@@ -26,18 +26,8 @@ from torch import Tensor
 from coterie.errors import RunError, UsageError
 from coterie.federation import Tree, Work
 from coterie.methods.base import Draw, Federation, Method, View
-from coterie.methods.nested.works import (
-    Pace,
-    hessian_product,
-    hypergradient,
-    inner_gradient,
-    inner_sgd_steps,
-    inner_svrg_steps,
-    local_outer_steps,
-    outer_svrg_steps,
-    outer_y_gradient,
-    pace,
-)
+from coterie.methods.nested import works
+from coterie.methods.nested.works import Pace
 from coterie.methods.shared.works import LocalSteps
 from coterie.numerics import conjugate_gradients
 from coterie.numerics.linear import Matvec
@@ -83,33 +73,33 @@ def view(s: NestedState) -> View:
 
 def stepped(fed: Federation, what: Work, shared: tuple[Any, ...], local: LocalSteps, draw: Draw, **more: Any) -> Tree:
     """The mean over clients after their local steps; each receives its own τ behind the shared values. One round."""
-    tau, steps = pace(local.steps, shared[0])
+    tau, steps = works.pace(local.steps, shared[0])
     settings = {**local._asdict(), **more, "steps": steps}
     return fed.mean(what, (*shared, tau), draw=draw.phase("walk"), **settings)
 
 
 def fedinn(fed: Federation, x: Tensor, y: Tensor, draw: Draw, *, local: LocalSteps, anchor: int | str) -> Tensor:
     """Alg. 4: y⁺ by corrected local steps. Two rounds."""
-    q = fed.mean(inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
-    return stepped(fed, inner_svrg_steps, (x, y, q), local, draw)
+    q = fed.mean(works.inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
+    return stepped(fed, works.inner_svrg_steps, (x, y, q), local, draw)
 
 
 def lfedinn(fed: Federation, x: Tensor, y: Tensor, draw: Draw, *, local: LocalSteps) -> Tensor:
     """Alg. 6: y⁺ by plain local steps. One round."""
-    return stepped(fed, inner_sgd_steps, (x, y), local, draw)
+    return stepped(fed, works.inner_sgd_steps, (x, y), local, draw)
 
 
 def fedihgp(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor | None:
     """Alg. 3: p ≈ [∇²_yy g]⁻¹ ∇_y f at (x, y), or None where the problem has no indirect term."""
     if s.kind in ("minimax", "single-level"):
         return None
-    b: Tensor = fed.mean(outer_y_gradient, (s.x, s.y), draw=draw.phase("goal"), batch=inverse.batch)
+    b: Tensor = fed.mean(works.outer_y_gradient, (s.x, s.y), draw=draw.phase("goal"), batch=inverse.batch)
     if s.kind == "compositional":
         return b
     draws = product_draws(inverse, draw)
 
     def product(v: Tensor) -> Tensor:
-        return fed.mean(hessian_product, (s.x, s.y, v), draw=next(draws), batch=inverse.batch)
+        return fed.mean(works.hessian_product, (s.x, s.y, v), draw=next(draws), batch=inverse.batch)
 
     return solve(product, b, inverse, draw)
 
@@ -184,18 +174,18 @@ def fedout(fed: Federation, s: NestedState, draw: Draw, *, local: LocalSteps, in
     """Alg. 2: x⁺ by local steps along the global hypergradient. Two rounds, and those of FedIHGP; none at step 0."""
     if local.step == 0.0:
         return s.x
-    return stepped(fed, outer_svrg_steps, (s.x, s.y, global_hypergradient(fed, s, inverse, draw)), local, draw)
+    return stepped(fed, works.outer_svrg_steps, (s.x, s.y, global_hypergradient(fed, s, inverse, draw)), local, draw)
 
 
 def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor:
     """h = 1/m Σ h_i ≈ ∇f(x), exact at y = y*(x) with p exact (Alg. 2, lines 3–8). One round, and those of FedIHGP."""
     p = fedihgp(fed, s, inverse, draw.phase("ihgp"))
-    return fed.mean(hypergradient, (s.x, s.y, p), draw=draw.phase("hypergradient"), batch=inverse.batch)
+    return fed.mean(works.hypergradient, (s.x, s.y, p), draw=draw.phase("hypergradient"), batch=inverse.batch)
 
 
 def lfedout(fed: Federation, s: NestedState, draw: Draw, *, local: LocalSteps, inverse: Inverse) -> Tensor:
     """Alg. 5: x⁺ by local steps along the clients' own hypergradients. One round."""
-    (x,) = with_series(fed, local_outer_steps, (s.x, s.y), local, inverse, draw)
+    (x,) = with_series(fed, works.local_outer_steps, (s.x, s.y), local, inverse, draw)
     return x
 
 

@@ -26,12 +26,7 @@ class FedRolexState(NamedTuple):
 
 @validated
 def fedrolex(
-    *,
-    step: Positive = 0.05,
-    local_steps: Count = 10,
-    batch: BatchSize = 20,
-    optimiser: Rule = "sgd",
-    stride: Count = 1,
+    *, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd", stride: Count = 1
 ) -> Method:
     """Let every client train a window of kernels that moves on in every round.
 

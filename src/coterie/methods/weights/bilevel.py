@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs, solve
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
@@ -131,4 +131,4 @@ def bilevel(
     def view(s: BilevelState) -> View:
         return View(s.theta, s.w, more=record(s.gradient, s.G, s.w, cap, outer_step))
 
-    return Method("bilevel", init, round, view, needs=frozenset({"gradient", "hvp", "target"}))
+    return Method("bilevel", init, round, view, needs=CURVATURE_AND_TARGET)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, moved_from, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.nested.phases import Inverse, Series, StepCounts, product_draws, solve, stepped
 from coterie.methods.nested.works import step_size, within
 from coterie.methods.shared.hessian import Ask, asked
@@ -105,8 +105,7 @@ def fednest_weights(
         moved = (w[ids] - outer_step * tied(slopes, w[ids], tie)) / active
         return w.index_copy(0, ids, active * project_capped_simplex(moved, max(cap / float(active), 1.0 / len(ids))))
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("fednest-weights", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("fednest-weights", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
 
 
 def _weighted_fedinn(

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
@@ -136,8 +136,7 @@ def primal_dual(
             w = project_simplex(w - outer_step * tied(slope, w, tie))
         return PrimalDualState(theta, lam, w, s.steps + 1, s.bound)
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("primal-dual", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("primal-dual", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
 
 
 def least_gamma(problem: Problem, radius: float) -> float | None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient
@@ -87,5 +87,4 @@ def rfho(
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
         return RFHOState(theta, project_simplex(w - tied(outer_step * Z @ g0, w, outer_step * tie)), Z)
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)

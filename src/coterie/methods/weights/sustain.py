@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.federation import RESULT, Each, Shard, Static, Tree, Work, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
@@ -130,8 +130,7 @@ def sustain(
         w = project_simplex(s.w - outer_step * tied(u, s.w, tie))
         return SustainState(s.theta - step * v, w, s.theta, s.w, v, u, s.steps + 1)
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
 
 
 def _points(s: SustainState, keep: float) -> tuple[Tensor, Tensor]:
