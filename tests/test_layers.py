@@ -19,6 +19,7 @@ ORDER = (
     "errors",
     "machine",
     "consent",
+    "plugins",
     "glossary",
     "settings",
     "storage",

@@ -40,6 +40,7 @@ def advise(
     from coterie.advise.page import page, show
     from coterie.advise.screening import ScreeningPlan
     from coterie.experiment import config as configuration
+    from coterie.plugins import typed
     from coterie.report.terminal import console_for
     from coterie.storage import write_atomically
 
@@ -56,7 +57,9 @@ def advise(
     flags = {key: value for key, value in given.items() if value is not None}
     if config is None:
         flags["run.problem"] = "files"
-    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    sets = configuration.parse_sets(set_ or [])
+    typed({**sets, **flags})
+    resolved = configuration.load(config, sets, flags)
     folder = out or new_folder("advice")
     console = console_for(json)
     effort = Effort(repeats, bootstraps, ScreeningPlan(placebos=placebos))
