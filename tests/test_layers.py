@@ -28,6 +28,7 @@ ORDER = (
     "problems",
     "methods",
     "experiment",
+    "testing",
     "report",
     "advise",
     "reproduce",

@@ -85,8 +85,8 @@ def resolve(name: str, setting: str, entries: Iterable[str] | None = None) -> Ca
     entry = _admission(module, is_file, frozenset(entries) if entries is not None else admitted())
     if entry is None and is_file and not Path(module).expanduser().exists():
         raise UsageError(
-            f"{setting} = {clean(name)!r} names code in a file that is not there. If it was moved, and you trust it, add "
-            f"--allow-code with its new path: FOLDER/{clean(Path(module).name)}."
+            f"{setting} = {clean(name)!r} names code in a file that is not there. If it was moved, and you trust it, "
+            f"add --allow-code with its new path: FOLDER/{clean(Path(module).name)}."
         )
     if entry is None:
         raise UsageError(
