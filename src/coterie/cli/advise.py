@@ -39,6 +39,7 @@ def advise(
     from coterie.advise.page import page, show
     from coterie.advise.screening import ScreeningPlan
     from coterie.experiment import config as configuration
+    from coterie.plugins import typed
     from coterie.report.terminal import console_for
     from coterie.storage import write_atomically
 
@@ -48,7 +49,9 @@ def advise(
     flags |= given(run_method=method, run_seed=seed, run_rounds=rounds)
     if config is None:
         flags = {"run.rounds": ROUNDS, **flags, "run.problem": "files"}
-    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    sets = configuration.parse_sets(set_ or [])
+    typed({**sets, **flags})
+    resolved = configuration.load(config, sets, flags)
     folder = out or new_folder("advice")
     console = console_for(json)
     effort = Effort(repeats, bootstraps, ScreeningPlan(placebos=placebos))

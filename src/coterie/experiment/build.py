@@ -106,7 +106,8 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     problem = make_problem(config)
     target = problem.target if config.federation.target in clients else None
     options: dict[str, Any] = {"store": Store(folder), "shares_memory": True, "policy": PERMISSIVE}
-    return node_for(problem, clients, target=target, mode=mode, **options)
+    names = Names().with_modules(*config.modules())
+    return node_for(problem, clients, target=target, mode=mode, names=names, **options)
 
 
 def build_problem_and_method(config: Config) -> tuple[Any, Method]:
@@ -133,7 +134,7 @@ def assemble(config: Config, network: Network | None = None) -> Parts:
     if network is None:
         raise UsageError(f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}.")
     method, table = with_screened_copies(method, config)
-    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
+    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config), config.modules())
     method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
     return Parts(config.with_federation(**chosen), problem, method, fed)
 
@@ -162,7 +163,7 @@ def with_screened_copies(method: Method, config: Config) -> tuple[Method, Federa
     The configuration itself keeps "auto", because baselines share it.
     """
     wanted = config.federation.screen_copies
-    on = learns_weights(config.run.method) if wanted == "auto" else wanted
+    on = method.learns_weights or learns_weights(config.run.method) if wanted == "auto" else wanted
     return forfeiting(method) if on else method, config.federation.model_copy(update={"screen_copies": on})
 
 

@@ -19,7 +19,7 @@ from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
-from coterie.experiment.config import platform_of
+from coterie.experiment.config import code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.records import Records, save_model
 from coterie.federation.ledger import Ledger
@@ -29,6 +29,7 @@ from coterie.federation.work import Handle, Memory, remote_memories, with_recall
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
+from coterie.plugins import label
 from coterie.storage import write_json
 
 
@@ -134,7 +135,8 @@ def run_rounds(
         try:
             with _terminable(), using_threads(parts.config.run.threads):
                 begun_on = platform_of(folder / "config.toml") if folder is not None and resume else {}
-                notes = [*notes, *run.concerned(machine.concerns(begun_on))]
+                other_code = code_changes(parts.config, folder / "config.toml") if folder is not None and resume else []
+                notes = [*notes, *run.concerned([*machine.concerns(begun_on), *other_code])]
                 if resume:
                     run.resumed(notes)
                 if observer is not None:
@@ -353,8 +355,8 @@ class _Run:
         known = {"round", "seconds", "communication"}
         ledger = Ledger.from_dict(self.done.ledger)
         summary: dict[str, Any] = {
-            "method": config.run.method,
-            "problem": config.run.problem,
+            "method": label(config.run.method),
+            "problem": label(config.run.problem),
             "seed": config.run.seed,
             "rounds": self.done.rounds,
             "outcome": outcome.name,
@@ -386,8 +388,8 @@ class _Run:
         if self.folder is not None:
             metadata = {
                 "format": "pt",
-                "coterie_method": config.run.method,
-                "coterie_problem": config.run.problem,
+                "coterie_method": label(config.run.method),
+                "coterie_problem": label(config.run.problem),
             }
             save_model(self.folder / "model.safetensors", self.parts.problem.named(view), metadata)
             if best is not None:
@@ -413,7 +415,8 @@ def guarded(parts: Parts) -> bool:
     The server must hold the validation rows; then judging costs one evaluation on them per round, and no traffic.
     """
     wanted = parts.config.federation.guard
-    if wanted is False or (wanted == "auto" and not learns_weights(parts.config.run.method)):
+    learns = parts.method.learns_weights or learns_weights(parts.config.run.method)
+    if wanted is False or (wanted == "auto" and not learns):
         return False
     held = parts.fed.target == "server"
     able = held and MEASURE in parts.problem.validate(parts.method.view(parts.method.init(parts.problem, parts.fed.n)))

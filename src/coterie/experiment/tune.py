@@ -13,6 +13,7 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
+from coterie.plugins import label
 from coterie.storage import write_atomically, write_json
 
 MEASURES = (("validation_accuracy", max), ("validation_loss", min), ("objective", min))
@@ -63,8 +64,8 @@ def tune(
     winner = _with(config, best.settings, config.run.rounds)
     write_atomically(folder / "best.toml", winner.as_toml().encode())
     result = {
-        "method": config.run.method,
-        "problem": config.run.problem,
+        "method": label(config.run.method),
+        "problem": label(config.run.problem),
         "seed": config.run.seed,
         "rounds": rounds,
         "measure": measure,

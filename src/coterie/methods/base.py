@@ -6,11 +6,13 @@ The types that these functions take and return can be imported from here too; wo
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from inspect import signature
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from torch import Tensor
 
+from coterie.errors import UsageError
 from coterie.federation import Federation
 from coterie.numerics import Draw
 from coterie.problems.base import Problem, View, expect, known, personal_models
@@ -38,6 +40,8 @@ class Method:
     """The state to continue with if a round is rejected, from the states before and after it."""
     whole_numbers: tuple[str, ...] = ()
     """The names of its works that send whole numbers, such as indices; noise cannot hide them."""
+    learns_weights: bool = False
+    """Whether it learns client weights, where the registry does not say so; `validated` fills it in."""
 
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""
@@ -55,12 +59,59 @@ class ModelState(NamedTuple):
     x: Tensor
 
 
-def validated(make: Callable[..., Method]) -> Callable[..., Method]:
-    """A factory whose settings are checked against its signature: unknown names, types and bounds are explained."""
+class About(NamedTuple):
+    """What a factory outside of coterie says of its method; `validated` takes these by name.
+
+    Args:
+        paper: where it was published.
+        learns_weights: whether it learns client weights; then baselines, guard and screening of copies are on.
+        grid: the paper's grid, for `coterie tune`: values by dotted setting.
+    """
+
+    paper: str = ""
+    learns_weights: bool = False
+    grid: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+
+
+@overload
+def validated(make: Callable[..., Method], /) -> Callable[..., Method]: ...
+@overload
+def validated(**about: Any) -> Callable[[Callable[..., Method]], Callable[..., Method]]: ...
+def validated(make: Callable[..., Method] | None = None, /, **about: Any) -> Any:
+    """A factory whose settings are checked against its signature: unknown names, types and bounds are explained.
+
+    Args:
+        make: a function of keyword-only settings with types, which returns a `Method`.
+        about: `paper`, `learns_weights` and `grid`, see `About`; coterie's own methods have them in the registry.
+
+    Example:
+        >>> @validated(paper="Dagréou et al. 2022")  # doctest: +SKIP
+        ... def soba(*, step: Positive = 0.1) -> Method: ...
+    """
+    if make is None:
+        return lambda factory: _validated(factory, About(**about))
+    return _validated(make, About())
+
+
+def _validated(make: Callable[..., Method], about: About) -> Callable[..., Method]:
+    by_position = [p.name for p in signature(make).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    if by_position:
+        raise UsageError(
+            f"{make.__name__} takes {', '.join(by_position)} by position; settings are keyword-only: write "
+            f"def {make.__name__}(*, {by_position[0]}: …)."
+        )
 
     @wraps(documented(make))
     def checked_make(**settings: Any) -> Method:
         complete = checked(make, make.__name__, settings)
-        return replace(make(**complete), settings=MappingProxyType(complete))
+        made = make(**complete)
+        if not isinstance(made, Method):
+            raise UsageError(
+                f"{make.__name__} returned a {type(made).__name__}, no Method; end it with: "
+                "return Method(name, init, round, view)."
+            )
+        learns = made.learns_weights or about.learns_weights
+        return replace(made, settings=MappingProxyType(complete), learns_weights=learns)
 
+    checked_make.about = about  # type: ignore[attr-defined]
     return checked_make

@@ -75,6 +75,10 @@ class NestedTask:
         """∇_x f."""
         return grad(self.f, argnums=0)(x, y, batch)
 
+    def inner_direct_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        """∇_x g."""
+        return grad(self.g, argnums=0)(x, y, batch)
+
     def outer_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y f."""
         return self._y_gradient(self.outer, x, y, batch)
