@@ -20,6 +20,7 @@ ORDER = (
     "machine",
     "consent",
     "glossary",
+    "measures",
     "settings",
     "storage",
     "numerics",

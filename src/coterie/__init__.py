@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from coterie.errors import CoterieError, RunError, UsageError
     from coterie.facade import Federation as Federation  # deprecated, see there
     from coterie.facade import Fit, Stopped, fit
+    from coterie.measures import Measure
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
     from coterie.problems.weighting import Weighting
 
@@ -21,6 +22,7 @@ __all__ = [
     "Compositional",
     "CoterieError",
     "Fit",
+    "Measure",
     "Minimax",
     "Nested",
     "RunError",
@@ -43,6 +45,7 @@ _HOME = {
     "Fit": "coterie.facade",
     "Stopped": "coterie.facade",
     "fit": "coterie.facade",
+    "Measure": "coterie.measures",
     "Compositional": "coterie.problems.nested",
     "Minimax": "coterie.problems.nested",
     "Nested": "coterie.problems.nested",

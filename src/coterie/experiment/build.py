@@ -47,7 +47,7 @@ from coterie.methods.shared.staged import with_stages
 from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.base import Problem
+from coterie.problems.base import Problem, measured
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.tasks.supervised import Supervised
 from coterie.settings import StatisticsPrivacy
@@ -152,7 +152,9 @@ def assemble_locally(config: Config, problem: Problem, method: Method) -> Parts:
         fed, chosen = federate(problem, table)
     fed = with_simulated_stages(fed, method, problem, config)
     method = with_stages(method, fed.engine)
-    method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
+    state = method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
+    if problem.declares:  # and so are measures of one's own that return no number
+        measured(problem, method.view(state))
     return Parts(config.with_federation(**chosen), problem, method, fed)
 
 

@@ -26,9 +26,11 @@ from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
 from coterie.federation.tree import Tree, named_leaves
 from coterie.federation.work import Handle, Memory, remote_memories, with_recall
+from coterie.measures import Measure, declared
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
+from coterie.problems.base import Problem, measured
 from coterie.storage import write_json
 
 
@@ -183,9 +185,11 @@ class _Run:
         if not self.history:
             self.note(known)
             view = self.view(self.done.state)
-            measures = self.parts.problem.measure(view)
+            measures = measured(self.parts.problem, view)
             first = self.done._replace(guard=self.done.guard.after(_finite_or_none(measures.get(MEASURE))))
             self.complete(self.record(first, view, measures))
+            if self.folder is not None:
+                write_json(self.folder / "measures.json", [measure.as_dict() for measure in self.measures()])
         for t in range(self.done.rounds, self.parts.config.run.rounds):
             if self.spent(self.done):
                 break
@@ -231,7 +235,7 @@ class _Run:
         view, measures = None, None
         if self.guarded and not skipped:
             view = self.view(state)
-            measures = self.parts.problem.measure(view) if recorded else self.parts.problem.validate(view)
+            measures = measured(self.parts.problem, view) if recorded else self.parts.problem.validate(view)
             kept = self.judged(done, _finite_or_none(measures.get(MEASURE)))
             if kept.state is not state:
                 view, measures = None, None
@@ -275,6 +279,11 @@ class _Run:
         self.weights = [(rounds, weights) for rounds, weights in self.weights if rounds <= done.rounds]
         self.events = [event for event in self.events if event["round"] <= done.rounds]
 
+    def measures(self) -> tuple[Measure, ...]:
+        """The declared measures of the record, the most important first."""
+        names = {k: None for line in self.history for k, v in line.items() if v is None or _is_number(v)}
+        return declared(self.parts.problem.declares, names)
+
     def note(self, events: list[dict[str, Any]]) -> None:
         if self.records is None:
             self.events += events
@@ -317,9 +326,7 @@ class _Run:
 
     def line(self, done: _Done, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
         """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
-        measures = self.parts.problem.measure(view) if measures is None else measures
-        statistics = weight_statistics(view.weights, self.parts.problem.friends)
-        values = {k: v if _is_finite(v) else None for k, v in {**measures, **statistics, **view.more}.items()}
+        values = {k: v if _is_finite(v) else None for k, v in recorded(self.parts.problem, view, measures).items()}
         total = done.ledger["total"]
         return {"round": done.rounds, **values, "seconds": round(done.seconds, 3), "communication": total}
 
@@ -360,6 +367,7 @@ class _Run:
             "outcome": outcome.name,
             "message": outcome.message,
             "final": {k: v for k, v in final.items() if k not in known},
+            "measures": [measure.as_dict() for measure in self.measures()],
             "weights": None if view.weights is None else _rounded(view.weights.tolist()),
             "friends": self.parts.problem.friends,
             "communication": ledger.total._asdict(),
@@ -430,6 +438,23 @@ def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
     return budget is not None and moved["bytes_up"] + moved["bytes_down"] >= budget
 
 
+def recorded(problem: Problem, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """What a record holds of a view: the problem's measures, statistics of the weights, and the method's own numbers.
+
+    Args:
+        problem: what is minimised.
+        view: what is seen of a state.
+        measures: the problem's measures, where they are known already.
+    """
+    measures = measured(problem, view) if measures is None else measures
+    return {**measures, **weight_statistics(view.weights, problem.friends), **view.more}
+
+
+def recorded_names(problem: Problem, view: View) -> list[str]:
+    """The names of the measures that a record will hold."""
+    return [name for name, value in recorded(problem, view).items() if _is_number(value)]
+
+
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
     """How weight is spread: the effective number of clients 1/Σw², the largest weight, the friends' share if known.
 
@@ -461,6 +486,10 @@ def _finite(state: Tree) -> bool:
 def _rounded(weights: list[Any]) -> list[Any]:
     """To the digits of weights.csv; of a matrix, row by row."""
     return [_rounded(w) if isinstance(w, list) else float(f"{w:.9g}") for w in weights]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:
