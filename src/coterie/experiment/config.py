@@ -17,10 +17,12 @@ from coterie.federation.stages.faults import KINDS
 from coterie.methods.registry import MethodEntry, method_entry
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.settings import Count, NonNegative, Positive, Probability, checked, explain
+from coterie.stop import rule
 
 T = TypeVar("T", bound="_Table")
 
 VERSION = 1
+OWN = "own data"  # the problem of a run that was made from Python objects
 NETWORK_CLIP = 10.0  # measured: see docs/byzantine.md
 PLATFORM = "platform"
 TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
@@ -54,6 +56,7 @@ class RunTable(_Table):
     checkpoint: Count = 1
     baselines: list[str] | None = None
     budget: Count | None = None  # bytes: the first round that reaches it is the last
+    stop: str | None = None  # a rule of `coterie.stop` that ends the run early
     log: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
     @model_validator(mode="after")
@@ -244,6 +247,8 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
         run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
     for name in run.baselines or []:
         method_entry(name)
+    if run.stop is not None:
+        rule(run.stop)
     settings = {**problem.tuned.get(method.name, {}), **given["method"]}
     settings = checked(method.make, "method", _followed(method, settings, given["problem"]))
     if "everyone" in method.make(**settings).needs and _has_everyone(problem.make):

@@ -4,6 +4,7 @@ Combinations run as processes of their own, in result folders of their own, so t
 and can be looked at afterwards. The test set plays no part in the choice.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,8 @@ from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
 from coterie.measures import STANDARD, Measure, of_summary
 from coterie.storage import write_atomically, write_json
+
+OUTSIDE = re.compile(r",(?![^(]*\))")  # commas that are not between parentheses: cosine(0.1, 100) is one value
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -118,4 +121,4 @@ def _grid_lines(pairs: Sequence[str], read: Callable[[list[str]], dict[str, Any]
         key, sign, values = pair.partition("=")
         if not sign:
             raise UsageError(f"--grid {pair!r} has no '='; write --grid method.step=0.05,0.02.")
-        yield key.strip(), [read([f"{key}={value}"])[key.strip()] for value in values.split(",")]
+        yield key.strip(), [read([f"{key}={value}"])[key.strip()] for value in OUTSIDE.split(values)]

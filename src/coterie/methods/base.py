@@ -9,7 +9,8 @@ from typing import Any
 from coterie.federation import Federation
 from coterie.numerics import Draw
 from coterie.problems.base import View
-from coterie.settings import checked, documented
+from coterie.schedules import Schedule
+from coterie.settings import checked, documented, scheduled
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Method:
     """The state to continue with if a round is rejected, from the states before and after it."""
     whole_numbers: tuple[str, ...] = ()
     """The names of its works that send whole numbers, such as indices; noise cannot hide them."""
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    """The settings that change from round to round."""
 
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""
@@ -37,11 +40,24 @@ class Method:
 
 
 def validated(make: Callable[..., Method]) -> Callable[..., Method]:
-    """A factory whose settings are checked against its signature: unknown names, types and bounds are explained."""
+    """A factory whose settings are checked against its signature: unknown names, types and bounds are explained.
+
+    Steps may be schedules (`coterie.schedules`): then each round is the one of the method with that round's steps.
+    """
 
     @wraps(documented(make))
     def checked_make(**settings: Any) -> Method:
         complete = checked(make, make.__name__, settings)
-        return replace(make(**complete), settings=MappingProxyType(complete))
+        planned = scheduled(make, make.__name__, settings)
+        if not planned:
+            return replace(make(**complete), settings=MappingProxyType(complete))
+
+        def at(t: int) -> Method:
+            return make(**{**complete, **{name: plan.at(t) for name, plan in planned.items()}})
+
+        def round(fed: Federation, state: Any, draw: Draw) -> Any:
+            return at(fed.round - 1).round(fed, state, draw)
+
+        return replace(at(0), round=round, settings=MappingProxyType(complete), schedules=MappingProxyType(planned))
 
     return checked_make
