@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from coterie.errors import UsageError, unknown
 from coterie.glossary import METHOD_SETTINGS, PROBLEM_SETTINGS
+from coterie.schedules import Schedule, is_schedule, schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,15 +67,39 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
 
 
 def checked(make: Callable[..., Any], table: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a factory, complete and within bounds; an error names the key and the remedy."""
+    """The settings of a factory, complete and within bounds; an error names the key and the remedy.
+
+    A step that changes from round to round is checked by its first value, and stays what it is written as.
+    """
     known = schema(make)
     for key in values:
         if key not in known.model_fields:
             raise unknown(f"key in [{table}]", key, known.model_fields)
+    planned = scheduled(make, table, values)
     try:
-        return known(**values).model_dump()
+        complete = known(**{**values, **{name: plan.at(0) for name, plan in planned.items()}}).model_dump()
     except ValidationError as error:
         raise UsageError(explain(error, table)) from None
+    return {**complete, **{name: plan.data for name, plan in planned.items()}}
+
+
+def scheduled(make: Callable[..., Any], table: str, values: Mapping[str, Any]) -> dict[str, Schedule]:
+    """The settings that change from round to round, by name; only step sizes may.
+
+    Args:
+        make: a factory.
+        table: what its settings are called in errors.
+        values: settings.
+    """
+    steps = [name for name in schema(make).model_fields if name.endswith("step")]
+    found: dict[str, Schedule] = {}
+    for name, value in values.items():
+        if name in steps and is_schedule(value):
+            found[name] = schedule(value, f"{table}.{name}")
+        elif isinstance(value, Schedule):
+            able = ", ".join(steps) or "none"
+            raise UsageError(f"{table}.{name} takes no schedule; settings of {table} that do: {able}.")
+    return found
 
 
 def explain(error: ValidationError, table: str) -> str:

@@ -26,6 +26,9 @@ def compare(
         int | None, typer.Option(min=1, metavar="BYTES", help="Each run ends with the round that has moved so much.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one per core.")] = None,
+    measure: Annotated[
+        str | None, typer.Option(help="What to compare by; by default the most important measure that all runs have.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
     allow_code: AllowCode = None,
@@ -52,12 +55,12 @@ def compare(
     base = configuration.load(config, common, flags)
     if budget is not None and rounds is None:
         base = base.with_run(rounds=WITH_BUDGET * base.run.rounds)
-    cases = plan(base, names, numbers(seeds), own)
+    cases = plan(base, names, numbers(seeds), own, measure)
     folder = out or new_folder("compare", plugins.label(base.run.problem))
     console = console_for(json)
     with RunsBar(console) as bar:
         try:
-            result = run_all(cases, folder, jobs=jobs, force=force, watch=bar)
+            result = run_all(cases, folder, jobs=jobs, force=force, watch=bar, measure=measure)
         except KeyboardInterrupt:
             raise RunError(f"stopped; the same command with --out {folder} goes on where it was.") from None
     page = save(result, folder)

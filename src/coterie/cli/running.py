@@ -91,6 +91,9 @@ def tune(
         typer.Option(metavar="TABLE.KEY=A,B,C", help="Values to try; by default the method's published grid."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How long each combination runs.")] = 5,
+    measure: Annotated[
+        str | None, typer.Option(help="What to choose by; by default the most important on validation rows.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
@@ -99,7 +102,7 @@ def tune(
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
-    """Try a grid of settings for a few rounds; the best validation accuracy wins. Then: coterie run OUT/best.toml."""
+    """Try a grid of settings for a few rounds; the best on validation rows wins. Then: coterie run OUT/best.toml."""
     from coterie import plugins
     from coterie.experiment import config as configuration
     from coterie.experiment.tune import parse_grid
@@ -117,7 +120,8 @@ def tune(
     folder = out or new_folder("tune", plugins.label(resolved.run.problem), plugins.label(resolved.run.method))
     console = console_for(json)
     with RunsBar(console) as bar:
-        result = run_grid(resolved, values, folder, rounds=rounds, jobs=jobs, force=force, watch=bar)
+        options: dict[str, Any] = {"jobs": jobs, "force": force, "watch": bar, "measure": measure}
+        result = run_grid(resolved, values, folder, rounds=rounds, **options)
     show_grid(console, result, str(folder))
     if json:
         print_json(result)

@@ -17,6 +17,7 @@ from coterie.federation.stages.faults import KINDS
 from coterie.methods.registry import METHODS, MethodEntry, method_entry
 from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
 from coterie.settings import Count, NonNegative, Positive, Probability, checked, explain
+from coterie.stop import rule
 
 T = TypeVar("T", bound="_Table")
 
@@ -57,6 +58,7 @@ class RunTable(_Table):
     checkpoint: Count = 1
     baselines: list[str] | None = None
     budget: Count | None = None  # bytes: the first round that reaches it is the last
+    stop: str | None = None  # a rule of `coterie.stop` that ends the run early
     log: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 
     @field_validator("engine")
@@ -300,6 +302,8 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
         run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
     for name in run.baselines or []:
         method_entry(name)
+    if run.stop is not None:
+        rule(run.stop)
     settings = {**problem.tuned.get(method.name, {}), **given["method"]}
     settings = checked(method.make, "method", _followed(method, settings, given["problem"]))
     if "everyone" in method.make(**settings).needs and _has_everyone(problem.make):

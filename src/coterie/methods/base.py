@@ -16,7 +16,8 @@ from coterie.errors import UsageError
 from coterie.federation import Federation
 from coterie.numerics import Draw
 from coterie.problems.base import Problem, View, expect, known, personal_models
-from coterie.settings import checked, documented
+from coterie.schedules import Schedule
+from coterie.settings import checked, documented, scheduled
 
 __all__ = ["Draw", "Federation", "Problem", "View", "expect", "known", "personal_models"]  # from the rooms below
 __all__ += ["CURVATURE_AND_TARGET", "GRADIENTS_AND_TARGET", "Method", "ModelState", "validated"]
@@ -42,6 +43,8 @@ class Method:
     """The names of its works that send whole numbers, such as indices; noise cannot hide them."""
     learns_weights: bool = False
     """Whether it learns client weights, where the registry does not say so; `validated` fills it in."""
+    schedules: Mapping[str, Schedule] = field(default_factory=dict)
+    """The settings that change from round to round."""
 
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""
@@ -84,6 +87,8 @@ def validated(make: Callable[..., Method] | None = None, /, **about: Any) -> Any
         make: a function of keyword-only settings with types, which returns a `Method`.
         about: `paper`, `learns_weights` and `grid`, see `About`; coterie's own methods have them in the registry.
 
+    Steps may be schedules (`coterie.schedules`): then each round is the one of the method with that round's steps.
+
     Example:
         >>> @validated(paper="Dagréou et al. 2022")  # doctest: +SKIP
         ... def soba(*, step: Positive = 0.1) -> Method: ...
@@ -104,14 +109,33 @@ def _validated(make: Callable[..., Method], about: About) -> Callable[..., Metho
     @wraps(documented(make))
     def checked_make(**settings: Any) -> Method:
         complete = checked(make, make.__name__, settings)
-        made = make(**complete)
-        if not isinstance(made, Method):
-            raise UsageError(
-                f"{make.__name__} returned a {type(made).__name__}, no Method; end it with: "
-                "return Method(name, init, round, view)."
-            )
-        learns = made.learns_weights or about.learns_weights
-        return replace(made, settings=MappingProxyType(complete), learns_weights=learns)
+        planned = scheduled(make, make.__name__, settings)
+
+        def at(t: int) -> Method:
+            return _made(make, {**complete, **{name: plan.at(t) for name, plan in planned.items()}})
+
+        def round(fed: Federation, state: Any, draw: Draw) -> Any:
+            return at(fed.round - 1).round(fed, state, draw)
+
+        made = at(0)
+        return replace(
+            made,
+            round=round if planned else made.round,
+            settings=MappingProxyType(complete),
+            schedules=MappingProxyType(planned),
+            learns_weights=made.learns_weights or about.learns_weights,
+        )
 
     checked_make.about = about  # type: ignore[attr-defined]
     return checked_make
+
+
+def _made(make: Callable[..., Method], settings: Mapping[str, Any]) -> Method:
+    """What a factory returns, which must be a method."""
+    made = make(**settings)
+    if not isinstance(made, Method):
+        raise UsageError(
+            f"{make.__name__} returned a {type(made).__name__}, no Method; end it with: "
+            "return Method(name, init, round, view)."
+        )
+    return made

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie.errors import UsageError
 from coterie.federation import Batch, Rows, pack
 from coterie.federation.tree import tensors
+from coterie.measures import Measure, RowsOf, computed, own_measures
 from coterie.numerics.derivatives import mixed_vector
 from coterie.problems.base import Problem, View
 from coterie.problems.tasks.checks import examine, understands_padding
@@ -155,11 +156,21 @@ class NestedProblem(Problem):
         return self.task.offers
 
     def measure(self, view: View) -> dict[str, float]:
-        """The problem's own measures, or the two mean losses where it has none."""
+        """The problem's own measures, or the two mean losses where a function does not replace them."""
         measures = dict(self.measures(view)) if self.measures is not None else self.losses(view)
+        measures |= {m.name: self._mean(m, view) for m in self.declares if m.of is not None}
         if self.exact is not None:
             measures |= self.exact.measure(view)
         return measures
+
+    def _mean(self, measure: Measure, view: View) -> float:
+        """The mean of a measure over the clients, at the variables as the user gave them."""
+        y = self.inner_start if view.inner is None else view.inner
+        stack = self.valid if measure.rows == "validation" and self.valid is not None else self.train
+        with torch.no_grad():
+            at = self.task.x(view.model), self.task.y(y)
+            values = [computed(measure, *at, stack.client(k).all()) for k in range(self.clients)]
+        return sum(values) / len(values)
 
     def losses(self, view: View) -> dict[str, float]:
         """1/m Σ f_i and 1/m Σ g_i at the point itself (not at y*(x)), over all rows."""
@@ -288,7 +299,7 @@ def _problem(
     train: Sequence[Any],
     valid: Sequence[Any] | None,
     *,
-    measures: Measures | None = None,
+    measures: Measures | Sequence[Measure] | None = None,
     exact: Any = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -305,7 +316,10 @@ def _problem(
     examine(task, rows, goal)
     mixes = task.x.mixes_rows or task.y.mixes_rows or not understands_padding(task, rows, goal)
     task = replace(task, mixes_rows=mixes)
-    return NestedProblem(task, rows, None, task.x.start, valid=goal, measures=measures, exact=exact)
+    function = measures if callable(measures) else None
+    held: list[RowsOf] = ["train"] if goal is None else ["validation", "train"]
+    own = () if measures is None or callable(measures) else own_measures(measures, held, "validation shards")
+    return NestedProblem(task, rows, None, task.x.start, valid=goal, measures=function, exact=exact, declares=own)
 
 
 def _value_of(r: Callable[[Any, Batch], Tensor], x: Variable, train: Sequence[Any], more: dict[str, Any]) -> Tensor:

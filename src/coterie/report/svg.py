@@ -142,6 +142,8 @@ def size(value: float) -> str:
     return ""
 
 
+ACROSS = {"bytes": "bytes moved", "exchanges": "rounds of communication"}  # axes whose name says too little
+
 FORMATS: dict[str, Callable[[float], str]] = {"number": number, "percent": percent, "bytes": size}
 
 
@@ -172,7 +174,7 @@ def lines(
     note: str = "",
     log: bool = False,
 ) -> Chart:
-    """Lines over rounds or bytes. x and y are what is on the axes: round, bytes; number, percent."""
+    """Lines. x and y are what is on the axes: round, exchanges, bytes or seconds; number or percent."""
     known = [v for line in drawn for part in (line.y, *(line.band or ())) for v in part if v is not None]
     across = axis([v for line in drawn for v in line.x], "bytes" if x == "bytes" else "number", zero=True)
     last = max((v for line in drawn for v in line.x), default=0.0) or across.high
@@ -236,7 +238,7 @@ def _grid(across: Axis, up: Axis, x: str) -> list[str]:
     for tick in across.ticks:
         place = f'x="{LEFT + PLOT_W * across.at(tick):.1f}" y="{TOP + PLOT_H + 15}"'
         parts.append(f'<text class="soft" text-anchor="middle" {place}>{esc(across.text(tick))}</text>')
-    label = "bytes moved" if x == "bytes" else x
+    label = ACROSS.get(x, x)
     parts.append(
         f'<text class="soft" text-anchor="end" x="{LEFT + PLOT_W}" y="{TOP + PLOT_H + 29}">{esc(label)}</text>'
     )

@@ -186,17 +186,19 @@ class Supervised:
         numbers = self.model.activation_numbers(rows.take(rows.offset.new_zeros(1)).inputs)
         return max(64, min(self.block, QUICK_BYTES // max(1, numbers * self.model.start.element_size())))
 
+    def outputs(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The model's outputs for all rows, and their labels; without gradients."""
+        with torch.no_grad():
+            if self.mixes_rows:
+                return self.model(theta, rows.all().inputs), rows.all().labels
+            blocks = list(rows.blocks(self._quick_block(rows)))
+            return torch.cat([self.model(theta, b.inputs) for b in blocks]), torch.cat([b.labels for b in blocks])
+
     def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
         """Loss and, for classes, accuracy over all rows, named `prefix_loss` and `prefix_accuracy`."""
         with torch.no_grad():
-            if self.mixes_rows:
-                outputs, labels = self.model(theta, rows.all().inputs), rows.all().labels
-            else:
-                blocks = list(rows.blocks(self._quick_block(rows)))
-                outputs = torch.cat([self.model(theta, b.inputs) for b in blocks])
-                labels = torch.cat([b.labels for b in blocks])
-            losses = self.loss_by_row(outputs, labels)
-            measures = {f"{prefix}_loss": float(losses.mean())}
+            outputs, labels = self.outputs(theta, rows)
+            measures = {f"{prefix}_loss": float(self.loss_by_row(outputs, labels).mean())}
             if self.classes is not None:
                 measures[f"{prefix}_accuracy"] = float((outputs.argmax(1) == labels).cpu().double().mean())
             return measures
