@@ -6,7 +6,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 from warnings import warn
-from weakref import finalize
 
 from rich.console import Console
 from torch import Tensor, nn
@@ -27,8 +26,6 @@ from coterie.storage import write_atomically, write_json
 
 OWN = "own data"
 KEYS = {"target_at": "target"}
-_MODES: dict[int, str] = {}
-"""The measured mode of every living problem, by its id."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,12 +62,16 @@ class Fit:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model, an ordinary module."""
+        """The trained model, an ordinary module in evaluation mode; batch norm has running statistics.
+
+        They are those of the clients' training rows at the end, weighed by the learned weights.
+        """
         if not isinstance(self._parts.problem, Weighting):
             raise UsageError("a nested problem has no single model; its variables are in fit.variables.")
         if self._result.view.model.dim() == 2:
             raise UsageError("every client has its own model here: client k's is fit.models[k].")
-        return self._parts.problem.task.model.module(self._result.view.model)
+        view = self._result.view
+        return self._parts.problem.task.model.module(view.model, view.buffers)
 
     @property
     def best(self) -> nn.Module:
@@ -78,7 +79,7 @@ class Fit:
         best = self._result.best
         if best is None or not isinstance(self._parts.problem, Weighting) or best.view.model.dim() == 2:
             raise UsageError("there is no best model: it needs validation rows (target=…) and one model for all.")
-        return self._parts.problem.task.model.module(best.view.model)
+        return self._parts.problem.task.model.module(best.view.model, best.view.buffers)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -86,7 +87,10 @@ class Fit:
         models = self._result.view.model
         if not isinstance(self._parts.problem, Weighting) or models.dim() == 1:
             raise UsageError(f"{self.summary['method']} trains one model for all; it is fit.model.")
-        return [self._parts.problem.task.model.module(theta) for theta in models]
+        buffers = self._result.view.buffers
+        own = ({name: values[k] for name, values in buffers.items()} for k in range(len(models)))
+        model = self._parts.problem.task.model
+        return [model.module(theta, mine) for theta, mine in zip(models, own, strict=True)]
 
     @property
     def variables(self) -> dict[str, Tensor]:
@@ -222,7 +226,7 @@ def fit(
     run = checked_table(RunTable, "run", values)
     machine.require(run.portable)
     check_needs(method, problem, OWN)
-    config = Config(run, dict(method.settings), {}, _with_mode(problem, _options(federation)))
+    config = Config(run, dict(method.settings), {}, _options(federation))
     parts = assemble_locally(config, problem, method)
     done = Fit(parts, run_rounds(parts, None, observer))
     if done.summary["outcome"] == "stopped":
@@ -233,16 +237,6 @@ def fit(
 def _options(federation: Mapping[str, Any]) -> FederationTable:
     """The keywords of `fit` as [federation]; its target, a place, is target_at here, where target means rows."""
     return checked_table(FederationTable, "federation", {KEYS.get(key, key): v for key, v in federation.items()})
-
-
-def _with_mode(problem: Problem, options: FederationTable) -> FederationTable:
-    """The options with mode "auto" measured, once per problem, so that all its fits agree to the bit."""
-    if options.mode != "auto":
-        return options
-    if id(problem) not in _MODES:
-        _MODES[id(problem)] = federate(problem, options)[1]["mode"]
-        finalize(problem, _MODES.pop, id(problem))
-    return options.model_copy(update={"mode": _MODES[id(problem)]})
 
 
 @dataclass(frozen=True, repr=False)
@@ -270,7 +264,7 @@ class Federation:
 
     @classmethod
     def _checked(cls, problem: Problem, options: Mapping[str, Any]) -> "Federation":
-        federate(problem, _with_mode(problem, _options(options)))
+        federate(problem, _options(options))
         return cls(problem, options)
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ def local_batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterat
     """One batch per step, drawn with replacement, or all rows each time."""
     if isinstance(size, str):
         everything = rows.all()
-        yield from (everything for _ in range(steps))
+        yield from (everything if rows.key is None else rows.step(i).all() for i in range(steps))
     else:
         yield from (rows.take(index) for index in draw.batches(rows.count, size, steps))
 

@@ -91,8 +91,8 @@ def local_sgd(shard: Shard, shared: Tree, private: Tree, static: Static, draw: D
     """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
     x, rows = shared, own_rows(shard)
     if static.batch == "all":
-        for _ in range(static.steps):
-            x = torch.sub(x, shard.task.full_gradient(x, rows), alpha=static.step)
+        for i in range(static.steps):
+            x = torch.sub(x, shard.task.full_gradient(x, rows.step(i)), alpha=static.step)
         return x
     for index in draw.batches(rows.count, static.batch, static.steps):
         x = torch.sub(x, shard.task.gradient(x, rows.take(index)), alpha=static.step)
