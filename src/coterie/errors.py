@@ -39,7 +39,7 @@ class NoClients(RunError):
         self.phase = phase
 
 
-class WorkError(RunError):
+class WorkError(CoterieError):
     """A work failed at a client, for a reason of its own."""
 
 

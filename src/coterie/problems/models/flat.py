@@ -6,8 +6,8 @@ computed once (`models/statistics.py`), so clients cannot share running buffers 
 parameters that need no gradient (a frozen encoder below an adapter), are constants.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
@@ -91,8 +91,7 @@ class FlatModel:
     def _run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
         values = inputs if isinstance(inputs, tuple) else (inputs,)
         args, named = ((), dict(zip(self.names, values, strict=True))) if self.names else (values, {})
-        # the quick kernels of attention have no second derivative
-        with sdpa_kernel(SDPBackend.MATH) if self.attention else nullcontext():
+        with _differentiable_attention() if self.attention else nullcontext():
             return _tensor(functional_call(module, self.unflatten(theta), args, named))
 
     @property
@@ -204,6 +203,18 @@ class FlatModel:
     def run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
         """The output of another form of the module at θ."""
         return self._run(module, theta, inputs)
+
+
+@contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """Attention by plain products: torch's quick kernels have no second derivative, or none at all."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def fill(module: nn.Module, buffers: Buffers) -> None:

@@ -54,10 +54,10 @@ def probe(models: Sequence[Probed], run: Callable[[], Any]) -> None:
         drew = not torch.equal(generator, torch.get_rng_state())
         with _probing() as second:
             run()
-    for name, value in after.items():
-        if name not in before or not _same(before[name], value):
+    for key, value in after.items():
+        if key not in before or not _same(before[key], value):
             raise UsageError(
-                f"the model keeps state in forward: {name} changes with every call. Clients and steps would share it; "
+                f"the model keeps state in forward: {key[1]} changes with every call, and clients would share it; "
                 "make forward a function of its inputs and parameters alone, and return what must be kept."
             )
     if drew:
@@ -73,17 +73,17 @@ def probe(models: Sequence[Probed], run: Callable[[], Any]) -> None:
         )
 
 
-def _states(models: Sequence[Probed]) -> dict[str, Any]:
+def _states(models: Sequence[Probed]) -> dict[tuple[int, str], Any]:
     """Buffers, and tensors, numbers and sizes of collections among the attributes, by name."""
-    found: dict[str, Any] = {}
-    for module in (module for model in models for module in model.modules):
+    found: dict[tuple[int, str], Any] = {}
+    for i, module in enumerate(module for model in models for module in model.modules):
         for path, part in module.named_modules():
             where = f"of {path} ({type(part).__name__})" if path else f"of {type(part).__name__}"
             for name, buffer in part.named_buffers(recurse=False):
-                found[f"buffer {name!r} {where}"] = buffer.detach().clone()
+                found[i, f"buffer {name!r} {where}"] = buffer.detach().clone()
             for name, value in vars(part).items():
                 if name not in _OF_TORCH:
-                    found[f"attribute {name!r} {where}"] = _summary(value)
+                    found[i, f"attribute {name!r} {where}"] = _summary(value)
     return found
 
 
