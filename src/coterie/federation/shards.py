@@ -253,10 +253,12 @@ def pack(shards: Sequence[Any], *, who: str = "client", collate: Collate | None 
         if len(columns) != len(first):
             raise UsageError(f"{who} {k} has {len(columns)} columns, {who} 0 has {len(first)}; all shards must agree.")
         for j, (column, reference) in enumerate(zip(columns, first, strict=True)):
-            if column.shape[1:] != reference.shape[1:] or column.dtype != reference.dtype:
+            shape, kind = _form(column)
+            if (shape, kind) != _form(reference):
+                expected = " and ".join(map(str, _form(reference)))
                 raise UsageError(
-                    f"column {j} of {who} {k} has rows of shape {tuple(column.shape[1:])} and type {column.dtype}, "
-                    f"that of {who} 0 {tuple(reference.shape[1:])} and {reference.dtype}; bring all shards to one form."
+                    f"column {j} of {who} {k} has rows of shape {shape} and type {kind}, that of {who} 0 {expected}; "
+                    "bring all shards to one form."
                 )
     if mapped.stays_mapped(shards):
         arrays = (tuple(map(np.asanyarray, columns)) for columns in parts)
@@ -316,6 +318,12 @@ def _left_on_disk(shards: Sequence[Any], who: str, collate: Collate | None) -> S
             names, columns = _columns(shard, f"{who} {k}")
             sources.append(mapped.Arrays(tuple(map(np.asanyarray, columns))))
     return _on_disk(mapped.Table(tuple(sources), who), names)
+
+
+def _form(column: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape of a row and the type of its numbers."""
+    first = column[:1] if isinstance(column, Tensor) else torch.as_tensor(np.array(column[:1]))
+    return tuple(first.shape[1:]), first.dtype
 
 
 def _on_disk(table: mapped.Table, names: tuple[str, ...]) -> Stack:
