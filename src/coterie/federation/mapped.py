@@ -6,7 +6,7 @@ time to time, so that the process does not grow by the whole file.
 
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +17,28 @@ from coterie.errors import UsageError
 
 Collate = Callable[[list[Any]], Any]
 BLOCK = 1 << 24  # bytes that are read at once where all rows are looked at
-RELEASE = 1 << 25  # bytes of pages after which they are given back
+RELEASE = 1 << 24  # bytes of pages, of all files together, after which they are given back
 PAGES = 1 << 16  # bytes that the system may map around one row
+
+
+class _Pages:
+    """Pages of mapped files that this process has read, given back to the system when they are many."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, mmap.mmap] = {}
+        self._bytes = 0
+
+    def add(self, file: mmap.mmap, count: int) -> None:
+        """Note that so many bytes of a file were read."""
+        self._files[id(file)] = file
+        self._bytes += count
+        if self._bytes > RELEASE:
+            for known in self._files.values():
+                known.madvise(mmap.MADV_DONTNEED)  # they are read again when they are asked for
+            self._files, self._bytes = {}, 0
+
+
+_PAGES = _Pages()
 
 
 class Source(Protocol):
@@ -39,7 +59,6 @@ class Arrays:
 
     columns: tuple[np.ndarray, ...]
     cheap: bool = True
-    _touched: int = field(default=0, init=False)
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -49,18 +68,11 @@ class Arrays:
         low, high = int(index[0]), int(index[-1]) + 1
         run = high - low == len(index) and bool((np.diff(index) == 1).all())
         rows = tuple(np.array(c[low:high] if run else c[index]) for c in self.columns)
-        self._touched += sum(r.nbytes if run else len(r) * max(PAGES, r.nbytes // len(r)) for r in rows)
-        if self._touched > RELEASE:
-            self.release()
-        return rows
-
-    def release(self) -> None:
-        """Give pages back to the system; they are read again when they are asked for."""
-        self._touched = 0
-        for column in self.columns:
+        for column, found in zip(self.columns, rows, strict=True):
             pages = getattr(column, "_mmap", None)
             if isinstance(pages, mmap.mmap) and getattr(column, "mode", "c") != "c":  # private changes must stay
-                pages.madvise(mmap.MADV_DONTNEED)
+                _PAGES.add(pages, found.nbytes if run else len(found) * max(PAGES, found.nbytes // len(found)))
+        return rows
 
 
 @dataclass
