@@ -35,6 +35,7 @@ from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_a
 from coterie.problems.data.examples import Examples
 from coterie.problems.data.goemotions import goemotions
 from coterie.problems.data.load import load
+from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.text import DEFAULT_ENCODER, TextClassifier, open_encoder, with_adapters
 from coterie.problems.tasks.supervised import Supervised
@@ -86,6 +87,7 @@ def mixture(
     friends: Count | None = None,
     rows: Count | None = None,
     validation: Annotated[int, Field(ge=0)] | None = None,
+    skew: Positive | None = None,
     encoder: Name | None = None,
     fine_tune: bool = False,
     lora: Count | None = None,
@@ -133,9 +135,9 @@ def mixture(
         source = _comments(tuning, model or plan.model, wanted, draw, context)
     else:
         source = _images(data, model or plan.model, wanted, draw, context)
-    parts = _dealt(source, share, clients, friends, rows or plan.rows, draw.phase("train"))
+    dealt = _dealt(source, share, clients, friends, rows or plan.rows, draw.phase("train"))
     problem = weighting(
-        [(source.train.x[mine], source.train.y[mine]) for mine in parts],
+        thinned([(source.train.x[mine], source.train.y[mine]) for mine in dealt], skew, draw.phase("skew")),
         (source.valid.x, source.valid.y) if len(source.valid.y) else None,
         FlatModel(source.net),
         "cross_entropy",

@@ -60,6 +60,11 @@ def _emotions(name: str, size: int, digest: str, public: str | None = None) -> F
     return File(name, size, f"sha256:{digest}", (base + (public or name),))
 
 
+def _hospital(name: str, size: int, digest: str) -> File:
+    base = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+    return File(f"processed.{name}.data", size, f"sha256:{digest}", (f"{base}processed.{name}.data",))
+
+
 KNOWN: tuple[Known, ...] = (
     Known("digits", "scikit-learn's digits, 8 × 8", 10, "CC BY 4.0 (UCI)", ()),
     Known(
@@ -152,6 +157,18 @@ KNOWN: tuple[Known, ...] = (
                 "801f6f028082141bd38541a4b14d65b33bdc55d29c7b2aaa029fefecf206f76b",
                 public="sentiment_dict.json",
             ),
+        ),
+    ),
+    Known(
+        "heart-disease",
+        "Heart Disease, patients of four hospitals",
+        2,
+        "CC BY 4.0 (UCI)",
+        (
+            _hospital("cleveland", 18_461, "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8"),
+            _hospital("hungarian", 10_263, "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796"),
+            _hospital("switzerland", 4_109, "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314"),
+            _hospital("va", 6_737, "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f"),
         ),
     ),
 )
