@@ -9,7 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
 from warnings import warn
-from weakref import finalize
 
 import tomli_w
 import torch
@@ -44,9 +43,6 @@ from coterie.storage import sole_user, sweep, write_atomically
 
 KEYS = {"target_at": "target"}
 SHOWN = 32  # clients, and rows of each, that tell one problem from another
-_MODES: dict[int, str] = {}
-"""The measured mode of every living problem, by its id."""
-
 Start = nn.Module | Mapping[str, Tensor] | Tensor | Fit
 
 
@@ -277,8 +273,7 @@ class _Call:
         options = _options(self.federation)
         if options.mode == "auto" and known.get("mode") in ("vmap", "sequential"):
             options = options.model_copy(update={"mode": known["mode"]})  # what was measured when the run began
-        config = replace(config, federation=_with_mode(self.problem, problem, options))
-        return assemble_locally(config, problem, self.method)
+        return assemble_locally(replace(config, federation=options), problem, self.method)
 
     def result(self, parts: Parts, folder: Path | None, notes: list[str]) -> Result:
         """Train, or go on in the folder; a run that has ended is read."""
@@ -417,16 +412,6 @@ def _options(federation: Mapping[str, Any]) -> FederationTable:
     return checked_table(FederationTable, "federation", {KEYS.get(key, key): v for key, v in federation.items()})
 
 
-def _with_mode(given: Problem | Named, problem: Problem, options: FederationTable) -> FederationTable:
-    """The options with mode "auto" measured, once per given problem, so that all its fits agree to the bit."""
-    if options.mode != "auto":
-        return options
-    if id(given) not in _MODES:
-        _MODES[id(given)] = federate(problem, options)[1]["mode"]
-        finalize(given, _MODES.pop, id(given))
-    return options.model_copy(update={"mode": _MODES[id(given)]})
-
-
 @dataclass(frozen=True, repr=False)
 class Federation:
     """Deprecated: give `fit` the problem, and these options as its keywords."""
@@ -452,7 +437,7 @@ class Federation:
 
     @classmethod
     def _checked(cls, problem: Problem, options: Mapping[str, Any]) -> "Federation":
-        federate(problem, _with_mode(problem, problem, _options(options)))
+        federate(problem, _options(options))
         return cls(problem, options)
 
     def __repr__(self) -> str:

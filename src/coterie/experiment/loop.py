@@ -401,13 +401,29 @@ class _Run:
             f"the values stopped being finite in round {t}; the model of round {t - 1} is kept. Lower {knobs}.",
         )
 
+    def with_buffers(self, view: View, notes: list[str]) -> View:
+        """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
+        if self.parts.config.privacy.clip is not None or not _finite(view.model):
+            return view
+        try:
+            return self.parts.problem.finished(self.parts.fed, view)
+        except RunError as error:
+            notes.append(f"the model has no running statistics of batch norm: {error}")
+            return view
+        finally:
+            self.parts.fed.book.drain()
+
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
         view = self.view(self.done.state)
         config = self.parts.config
         recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
-        ledger = Ledger.from_dict(self.done.ledger)
+        ledger = self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
+        view, best = self.with_buffers(view, notes), self.done.best
+        if best is not None:
+            last = best.round == self.done.rounds
+            best = best._replace(view=view if last else self.with_buffers(best.view, notes))
         summary: dict[str, Any] = {
             "method": label(config.run.method),
             "problem": label(config.run.problem),
@@ -427,7 +443,6 @@ class _Run:
             summary["wire"] = ledger.wire._asdict()
         if view.weights is not None and view.weights.dim() == 2:
             summary["clusters"] = clusters(view.weights)
-        best = self.done.best
         if best is not None:
             summary["best"] = {"round": best.round, **{k: v for k, v in best.line.items() if k not in known}}
             worse = comparison(self.history[0] if self.history else {}, best.line, final)

@@ -26,6 +26,7 @@ FAMILIES = {
     "files": "coterie.problems.files.prepare",
     "private-files": "coterie.problems.files.private",
     "measures": "coterie.problems.tasks.personal",
+    "models": "coterie.problems.models.statistics",
 }
 """Which module defines the works of a family that is not called after a method; those of a method are in its file."""
 

@@ -146,9 +146,11 @@ def output_average(shard: Shard, shared: Tree, private: Tree, static: Static, dr
 
 
 def _difference(task: Any) -> Callable[[Vector, Vector, Batch], Vector]:
-    """∇f_B(x) − ∇f_B(y), both points in one batched pass."""
+    """∇f_B(x) − ∇f_B(y), both points in one batched pass where the model can be run so."""
 
     def difference(x: Vector, y: Vector, batch: Batch) -> Vector:
+        if not getattr(task, "vmaps", True):
+            return task.gradient(x, batch) - task.gradient(y, batch)
         at_x, at_y = vmap(task.gradient, in_dims=(0, None))(torch.stack([x, y]), batch)
         return at_x - at_y
 
@@ -170,15 +172,20 @@ def corrected_steps(
     coins = draw.phase("anchor").bernoulli(svrg.refresh, static.steps)
     y, full, mean = anchor.y, anchor.gradient, anchor.mean
 
-    def moved(x: Vector, offset: Tensor, count: Tensor, *constants: Vector) -> tuple[Vector, Vector]:
-        return x, whole(x, rows.alone(offset, count), *constants)
+    masked = rows.key is not None
+
+    def moved(x: Vector, offset: Tensor, count: Tensor, *others: Vector) -> tuple[Vector, Vector]:
+        key, constants = (others[0], others[1:]) if masked else (None, others)
+        return x, whole(x, replace(rows.alone(offset, count), key=key), *constants)
 
     for t in range(static.steps):
         if svrg.average:
             mean = mean + svrg.share(static.first + t) * (x - mean)
         old = x
         x = x - svrg.step * (difference(x, y, rows.take(index[t])) + full)
-        y, full = only_where(coins[t], moved, (y, full), (old, rows.offset, rows.count, *anchor.constants))
+        key = rows.step(t).key
+        operands = (old, rows.offset, rows.count, *(() if key is None else (key,)), *anchor.constants)
+        y, full = only_where(coins[t], moved, (y, full), operands)
     return x, Anchor(y, full, mean, anchor.constants)
 
 

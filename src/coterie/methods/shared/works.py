@@ -49,9 +49,9 @@ def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
 
 
 def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
-    """One batch per step, drawn with replacement, or all rows every time."""
+    """One batch per step, drawn with replacement, or all rows every time, each step with its own dropout masks."""
     if isinstance(size, str):
-        return repeat(rows.all(), steps)
+        return repeat(rows.all(), steps) if rows.key is None else (rows.step(i).all() for i in range(steps))
     return map(rows.take, draw.batches(rows.count, size, steps))
 
 
@@ -100,8 +100,8 @@ def local_sgd(shard: Shard, shared: Tree, private: Tree, static: Static, draw: D
     """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
     x, rows = shared, own_rows(shard)
     if static.batch == "all":
-        for _ in range(static.steps):
-            x = torch.sub(x, shard.task.full_gradient(x, rows), alpha=static.step)
+        for i in range(static.steps):
+            x = torch.sub(x, shard.task.full_gradient(x, rows.step(i)), alpha=static.step)
         return x
     for index in draw.batches(rows.count, static.batch, static.steps):
         x = torch.sub(x, shard.task.gradient(x, rows.take(index)), alpha=static.step)

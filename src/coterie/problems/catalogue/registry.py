@@ -102,6 +102,9 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
         ("local-train", "sgd-full"),
         MIXTURE,
     ),
+    ProblemEntry("heart-disease", "catalogue.heart_disease", "patients of four hospitals (FLamby), one is the target"),
+    ProblemEntry("femnist", "catalogue.leaf", "handwritten characters in LEAF's format; every writer is a client"),
+    ProblemEntry("shakespeare", "catalogue.leaf", "the next letter, in LEAF's format; every role is a client"),
     ProblemEntry("sketch", "catalogue.sketch", "a network learnt over a slow connection; images, i.i.d. or by classes"),
     ProblemEntry("quadratic", "catalogue.quadratic", "linear regression with known θ*(w), F(w), ∇F(w) and w*"),
     ProblemEntry(
