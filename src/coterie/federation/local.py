@@ -139,9 +139,8 @@ class LocalEngine:
         results: list[Tree] = []
         keys = call.draw.client(ids).key
         for i, client in enumerate(ids.tolist(), 1):
-            shard = Shard(
-                self.task, self.train.client(client), None if self.valid is None else self.valid.client(client)
-            )
+            valid = None if self.valid is None else self.valid.client(client)
+            shard = Shard(self.task, self.train.client(client), valid)
             number = ids.new_tensor(client)
             mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])
             results.append(call.work(shard, mine, row(private, client), call.static, Draw(keys[i - 1])))
