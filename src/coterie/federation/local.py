@@ -139,8 +139,9 @@ class LocalEngine:
         results: list[Tree] = []
         keys = call.draw.client(ids).key
         for i, client in enumerate(ids.tolist(), 1):
-            valid = None if self.valid is None else self.valid.client(client)
-            shard = Shard(self.task, self.train.client(client), valid)
+            shard = Shard(
+                self.task, self.train.client(client), None if self.valid is None else self.valid.client(client)
+            )
             number = ids.new_tensor(client)
             mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])
             results.append(call.work(shard, mine, row(private, client), call.static, Draw(keys[i - 1])))
