@@ -71,15 +71,9 @@ class ClientData(NamedTuple):
             shares_memory: whether the server may ask for client memory.
             policy: what a server may ask for.
         """
-        problem = weighting(
-            [self.train],
-            self.valid,
-            FlatModel(self.model),
-            self.loss,
-            valid=None if self.valid is None else [self.valid],
-            l2=self.l2,
-            dtype=getattr(torch, self.dtype),
-        )
+        valid = None if self.valid is None else [self.valid]
+        options: dict[str, Any] = {"l2": self.l2, "dtype": getattr(torch, self.dtype)}
+        problem = weighting([self.train], self.valid, FlatModel(self.model), self.loss, valid=valid, **options)
         names = Names().with_modules(*modules)
         node = node_for(problem, (0,), target=problem.target, names=names, store=store, policy=policy)
         node.clients, node.shares_memory = (client,), shares_memory

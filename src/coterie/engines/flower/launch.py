@@ -57,16 +57,10 @@ def launch(
             for k in range(0 if simulated else problem.clients):
                 flower.supernode(k, problem.clients)
         result = flower.folder / "answer.json"
-        app = write_app(
-            flower.folder / "app",
-            config=config.as_toml(),
-            folder=str(folder.resolve()),
-            memory=str(folder.resolve() / "clients") if superlink is None else "",
-            answer=str(result),
-            nodes="",
-            force=force,
-            resume=resume,
-        )
+        memory = str(folder.resolve() / "clients") if superlink is None else ""
+        paths = {"folder": str(folder.resolve()), "memory": memory, "answer": str(result)}
+        run_settings = {"config": config.as_toml(), "nodes": "", "force": force, "resume": resume}
+        app = write_app(flower.folder / "app", **paths, **run_settings)
         run = flower.submit(app, superlink or NAME, nodes=problem.clients if simulated else None)
         log(f"run {run} has started; results go to {folder}")
         return _followed(flower, run, superlink, folder, result, log)

@@ -42,15 +42,9 @@ def launch(
         log(left)
     with interruptible(), Lifetime("nvflare") as life:
         result = life.folder / "answer.json"
-        job = recipe(
-            "coterie",
-            sites,
-            config=config.as_toml(),
-            folder=str(folder.resolve()),
-            memory=str(folder.resolve() / MEMORY),
-            answer=str(result),
-            force=force,
-        )
+        here = folder.resolve()
+        paths: dict[str, Any] = {"folder": str(here), "memory": str(here / MEMORY), "answer": str(result)}
+        job = recipe("coterie", sites, config=config.as_toml(), force=force, **paths)
         log(f"NVIDIA FLARE: starting a server and {len(sites)} sites on this machine")
         with deployment(life, sites) as poc:
             number = poc.deploy(job.finalize())
@@ -117,13 +111,8 @@ def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
     project.write_text(json.dumps(_project(sites, port, admin_port)), encoding="utf-8")  # JSON is YAML
     life.note(port, admin_port)
     with with_variable("NVFLARE_POC_WORKSPACE", str(life.folder / "poc")):
-        poc = PocEnv(
-            clients=sites,
-            num_clients=len(sites),
-            project_conf_path=str(project),
-            username=ADMIN,
-            extra={"login_timeout": LOGIN},
-        )
+        people = {"clients": sites, "num_clients": len(sites), "username": ADMIN}
+        poc = PocEnv(**people, project_conf_path=str(project), extra={"login_timeout": LOGIN})
         with life.inherited(), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             try:
                 yield poc

@@ -78,16 +78,8 @@ def solve(
     fed = replace(fed, ids=ready.ids)  # a client that missed the beginning has no anchor
     x = start
     for first in range(0, svrg.steps, svrg.period):
-        x, memory = fed.mean(
-            go,
-            x,
-            weights=weights,
-            memory=memory,
-            draw=draw.step(first),
-            steps=min(svrg.period, svrg.steps - first),
-            first=first,
-            svrg=svrg,
-        )
+        at, steps = draw.step(first), min(svrg.period, svrg.steps - first)
+        x, memory = fed.mean(go, x, weights=weights, memory=memory, draw=at, steps=steps, first=first, svrg=svrg)
     if not svrg.average:
         return x
     mean, memory = fed.mean(output_average, x, weights=weights, memory=memory, draw=draw)

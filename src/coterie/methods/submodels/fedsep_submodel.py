@@ -208,11 +208,5 @@ def fedsep_submodel(
         x = merged(s.x, [reply.part for reply in replies], everyone=average == "active")
         return FedSepSubmodelState(s.x + server_step * (x - s.x), s.levels, masks, decoded, s.rounds + 1)
 
-    return Method(
-        "fedsep-submodel",
-        init,
-        round,
-        lambda s: View(s.x),
-        needs=NEEDS,
-        whole_numbers=("fedsep-submodel/decode-and-learn",),
-    )
+    masks = ("fedsep-submodel/decode-and-learn",)
+    return Method("fedsep-submodel", init, round, lambda s: View(s.x), needs=NEEDS, whole_numbers=masks)

@@ -120,11 +120,8 @@ def collaborate(
             answers, those = active.gather(validation_gradient, Each(x), draw=at, mirror_batch=mirror_batch)
             V = torch.zeros_like(s.X).index_copy(0, those, answers)[ids]  # a target without a reply stays where it is
             w, reach = scale_free_step(w, V @ away.T, reach, mirror_step)
-        return CollaborateState(
-            s.X.index_copy(0, ids, w @ U),
-            s.W.index_put((ids[:, None], ids), mass * w),
-            s.reach.index_copy(0, ids, reach),
-        )
+        X, W = s.X.index_copy(0, ids, w @ U), s.W.index_put((ids[:, None], ids), mass * w)
+        return CollaborateState(X, W, s.reach.index_copy(0, ids, reach))
 
     needs = frozenset({"gradient", "everyone"} | ({"groups"} if start == "groups" else set()))
     return Method("collaborate", init, round, lambda s: View(s.X, s.W), needs=needs)

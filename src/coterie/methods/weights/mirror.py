@@ -54,11 +54,8 @@ class Judge:
         """The exchanges with the target after this many rounds: ask(work, shared, i) is the i-th of the round."""
 
         def ask(what: Work, shared: Tree, i: int) -> Any:
-            static: dict[str, Any] = {
-                "data": self.data,
-                "batch": self.batch,
-                "block": rounds * self.blocks + i % self.blocks,
-            }
+            block = rounds * self.blocks + i % self.blocks
+            static: dict[str, Any] = {"data": self.data, "batch": self.batch, "block": block}
             if self.data == "train" and fed.target != "server":
                 client = replace(fed, ids=torch.tensor([fed.target], device=fed.sizes.device))
                 return row(client.gather(what, shared, draw=draw.step(i), **static).rows, 0)
