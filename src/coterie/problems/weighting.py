@@ -279,13 +279,9 @@ def _check_everyone(clients: int, valid: Stack | None, tests: Stack | None, grou
 
 def _are_classes(labels: Any, outputs: int) -> bool:
     """Whether labels of an own loss are class numbers of the model's outputs, so that there is an accuracy."""
-    if (
-        not isinstance(labels, Tensor)
-        or labels.dim() != 1
-        or labels.is_floating_point()
-        or labels.is_complex()
-        or labels.dtype == torch.bool
-    ):
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.dtype == torch.bool:
+        return False
+    if labels.is_floating_point() or labels.is_complex():
         return False
     return int(labels.min()) >= 0 and int(labels.max()) < outputs
 
