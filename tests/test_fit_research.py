@@ -128,8 +128,10 @@ def test_the_folder_is_that_of_the_command_line(tmp_path: Path) -> None:
     [
         ({"method": meritfed(step=0.25, batch=4)}, r"made with method\.step = 0\.5, not 0\.25; .* another out="),
         ({"seed": 1}, r"made with run\.seed = 0, not 1"),
-        ({"problem": made(l2=0.0, target=shards()[2])}, "made with the problem's rows or start, not others"),
-        ({"start": net(1)}, "made with the problem's rows or start"),
+        ({"problem": made(l2=0.0, target=shards()[2])}, "made with a problem of other rows, or of another start"),
+        ({"start": net(1)}, "made with a problem of other rows, or of another start"),
+        ({"norm": 2.0}, r"federation\.norm = not set, not 2\.0"),
+        ({"problem": coterie.problem("quadratic"), "method": fedavg()}, "made with"),
         ({"active": 0.5}, r"federation\.active = 1\.0, not 0\.5"),
     ],
 )

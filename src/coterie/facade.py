@@ -312,16 +312,25 @@ def _record(file: Path, config: Config) -> str:
 def _check_same(folder: Path, config: Config) -> None:
     """Refuse to go on in the folder of another call, by the first setting that differs."""
     there, here = recorded_tables(folder / "config.toml"), tomllib.loads(config.as_toml())
-    for table in here.keys() - {"version"}:
-        for key, value in here[table].items():
-            made = there.get(table, {}).get(key, value)
-            if made != value and f"{table}.{key}" not in MAY_CHANGE:
-                what = "the problem's rows or start" if key == "fingerprint" else f"{table}.{key} = {made!r}"
-                now = "others" if key == "fingerprint" else f"{value!r}"
-                raise UsageError(
-                    f"{folder} was made with {what}, not {now}; call fit with the same arguments to resume it, or "
-                    "choose another out=."
-                )
+    usual = Config(RunTable(), {}, {}, FederationTable()).settings()  # what a setting is that a file does not hold
+    for table in ("run", "method", "problem", "federation"):
+        made, wanted = there.get(table, {}), here[table]
+        for key in sorted({*made, *wanted}):
+            name = f"{table}.{key}"
+            before, now = (values.get(key, usual.get(name)) for values in (made, wanted))
+            if before == now or name in MAY_CHANGE:
+                continue
+            differs = f"{name} = {_plain(before)}, not {_plain(now)}"
+            if key == "fingerprint":
+                differs = "a problem of other rows, or of another start"
+            raise UsageError(
+                f"{folder} was made with {differs}; call fit with the same arguments to resume it, or choose another "
+                "out=."
+            )
+
+
+def _plain(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def fingerprint(problem: Problem) -> str:
