@@ -39,8 +39,18 @@ class NoClients(RunError):
         self.phase = phase
 
 
+class WorkError(CoterieError):
+    """A work failed at a client, for a reason of its own."""
+
+
 class PlacementError(CoterieError):
     """Server code tried to read a value that lives on the clients."""
+
+
+def gist(error: BaseException) -> str:
+    """The kind of an error and the first line of its text, for an error that explains it."""
+    lines = str(error).splitlines()
+    return clean(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

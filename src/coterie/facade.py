@@ -9,7 +9,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
 from warnings import warn
-from weakref import finalize
 
 import tomli_w
 import torch
@@ -27,7 +26,7 @@ from coterie.experiment.build import (
     threads_for,
 )
 from coterie.experiment.checkpoint import MAY_CHANGE
-from coterie.experiment.config import OWN, PLATFORM, Config, FederationTable, RunTable, checked_table
+from coterie.experiment.config import OWN_DATA, PLATFORM, Config, FederationTable, RunTable, checked_table
 from coterie.experiment.loop import Observer, Result, check_stop, run_rounds, stored
 from coterie.experiment.records import prepare
 from coterie.experiment.run import finished, recorded_tables
@@ -44,9 +43,6 @@ from coterie.storage import sole_user, sweep, write_atomically
 
 KEYS = {"target_at": "target"}
 SHOWN = 32  # clients, and rows of each, that tell one problem from another
-_MODES: dict[int, str] = {}
-"""The measured mode of every living problem, by its id."""
-
 Start = nn.Module | Mapping[str, Tensor] | Tensor | Fit
 
 
@@ -195,7 +191,7 @@ def fit(
         raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
     values = {
         "method": method.name,
-        "problem": problem.name if isinstance(problem, Named) else OWN,
+        "problem": problem.name if isinstance(problem, Named) else OWN_DATA,
         "rounds": rounds,
         "record": record,
         "checkpoint": checkpoint,
@@ -277,8 +273,7 @@ class _Call:
         options = _options(self.federation)
         if options.mode == "auto" and known.get("mode") in ("vmap", "sequential"):
             options = options.model_copy(update={"mode": known["mode"]})  # what was measured when the run began
-        config = replace(config, federation=_with_mode(self.problem, problem, options))
-        return assemble_locally(config, problem, self.method)
+        return assemble_locally(replace(config, federation=options), problem, self.method)
 
     def result(self, parts: Parts, folder: Path | None, notes: list[str]) -> Result:
         """Train, or go on in the folder; a run that has ended is read."""
@@ -426,16 +421,6 @@ def _options(federation: Mapping[str, Any]) -> FederationTable:
     return checked_table(FederationTable, "federation", {KEYS.get(key, key): v for key, v in federation.items()})
 
 
-def _with_mode(given: Problem | Named, problem: Problem, options: FederationTable) -> FederationTable:
-    """The options with mode "auto" measured, once per given problem, so that all its fits agree to the bit."""
-    if options.mode != "auto":
-        return options
-    if id(given) not in _MODES:
-        _MODES[id(given)] = federate(problem, options)[1]["mode"]
-        finalize(given, _MODES.pop, id(given))
-    return options.model_copy(update={"mode": _MODES[id(given)]})
-
-
 @dataclass(frozen=True, repr=False)
 class Federation:
     """Deprecated: give `fit` the problem, and these options as its keywords."""
@@ -461,7 +446,7 @@ class Federation:
 
     @classmethod
     def _checked(cls, problem: Problem, options: Mapping[str, Any]) -> "Federation":
-        federate(problem, _with_mode(problem, problem, _options(options)))
+        federate(problem, _options(options))
         return cls(problem, options)
 
     def __repr__(self) -> str:

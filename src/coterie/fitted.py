@@ -125,12 +125,16 @@ class Fit:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model, an ordinary module."""
+        """The trained model, an ordinary module in evaluation mode; batch norm has running statistics.
+
+        They are those of the clients' training rows at the end, weighed by the learned weights.
+        """
         if not isinstance(self._parts.problem, Weighting):
             raise UsageError("a nested problem has no single model; its variables are in fit.variables.")
         if self._result.view.model.dim() == 2:
             raise UsageError("every client has its own model here: client k's is fit.models[k].")
-        return self._parts.problem.task.model.module(self._result.view.model)
+        view = self._result.view
+        return self._parts.problem.task.model.module(view.model, view.buffers)
 
     @property
     def best(self) -> nn.Module:
@@ -138,7 +142,7 @@ class Fit:
         best = self._result.best
         if best is None or not isinstance(self._parts.problem, Weighting) or best.view.model.dim() == 2:
             raise UsageError("there is no best model: it needs validation rows (target=…) and one model for all.")
-        return self._parts.problem.task.model.module(best.view.model)
+        return self._parts.problem.task.model.module(best.view.model, best.view.buffers)
 
     @property
     def models(self) -> list[nn.Module]:
@@ -146,7 +150,10 @@ class Fit:
         models = self._result.view.model
         if not isinstance(self._parts.problem, Weighting) or models.dim() == 1:
             raise UsageError(f"{self.summary['method']} trains one model for all; it is fit.model.")
-        return [self._parts.problem.task.model.module(theta) for theta in models]
+        buffers = self._result.view.buffers
+        own = ({name: values[k] for name, values in buffers.items()} for k in range(len(models)))
+        model = self._parts.problem.task.model
+        return [model.module(theta, mine) for theta, mine in zip(models, own, strict=True)]
 
     @property
     def variables(self) -> dict[str, Tensor]:

@@ -77,6 +77,8 @@ PROBLEM_SETTINGS = {
     "friends": "number of clients that draw from the target's distribution; they come first",
     "hidden": "hidden units",
     "model": "network by name; `coterie list models` shows all",
+    "alpha": "α of the Dirichlet distribution, where the partition is dirichlet or quantity; smaller is more unequal",
+    "skew": "α of a Dirichlet distribution that makes the clients' sizes and classes unequal; equal if not set",
     "partition": "how rows are distributed over the clients",
     "ridge": "strength of the quadratic penalty that makes a level strongly convex",
     "rows": "training rows per client",

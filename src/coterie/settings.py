@@ -42,13 +42,28 @@ class StatisticsPrivacy:
 @cache
 def schema(make: Callable[..., Any]) -> type[BaseModel]:
     """The keyword-only settings of a factory, as a model with their types, bounds and defaults."""
-    hints = get_type_hints(make, include_extras=True)
+    hints = _hints(make)
     fields: dict[str, Any] = {
         name: (hints[name], ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in signature(make).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
     }
     return create_model(f"{make.__name__}_settings", __config__=ConfigDict(extra="forbid", strict=True), **fields)
+
+
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a factory's settings; one that has none is refused."""
+    try:
+        hints = get_type_hints(make, include_extras=True)
+    except NameError as error:
+        raise UsageError(f"a type in the signature of {make.__name__} is not known: {error}.") from None
+    for name, parameter in signature(make).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in hints:
+            raise UsageError(
+                f"the setting {name} of {make.__name__} has no type; write for example {name}: "
+                "coterie.settings.Positive = 0.1."
+            )
+    return hints
 
 
 def checked(make: Callable[..., Any], table: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +137,7 @@ def _described(make: Callable[..., Any], glossary: str) -> tuple[Setting, ...]:
     """The same for the function that a factory wraps; kept, because `documented` rewrites its docstring."""
     own = _args(make.__doc__ or "")
     shared = METHOD_SETTINGS if glossary == "method" else PROBLEM_SETTINGS
-    hints = get_type_hints(make, include_extras=True)
+    hints = _hints(make)
     return tuple(
         Setting(name, _values(hints[name]), parameter.default, own.get(name) or shared.get(name, ""))
         for name, parameter in signature(make).parameters.items()

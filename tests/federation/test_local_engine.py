@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, WorkError
 from coterie.federation import RESULT, Call, Federation, LocalEngine, Static, faster_mode, local, pack, reduce, work
 from coterie.federation.reduce import BlockedSum
 from coterie.federation.work import info_of
@@ -262,10 +262,10 @@ def test_a_pass_over_many_rows_goes_client_by_client(shards, monkeypatch):
     monkeypatch.setattr(local, "MANY", 4 * (36 * 4 + 8))  # just what a client's rows take
     monkeypatch.setattr(LocalEngine, "_at_once", None)
     torch.testing.assert_close(fed.mean(once, start(fed), draw=DRAW), few)
-    with pytest.raises(TypeError):
+    with pytest.raises(WorkError, match="'NoneType' object is not callable"):
         fed.mean(gradient, start(fed), draw=DRAW, batch="all")
     monkeypatch.setattr(local, "MANY", 4 * (36 * 4 + 8) + 1)
-    with pytest.raises(TypeError):
+    with pytest.raises(WorkError, match="'NoneType' object is not callable"):
         fed.mean(once, start(fed), draw=DRAW)
 
 

@@ -115,7 +115,7 @@ def test_linear_regression_in_closed_form():
 
 
 def test_rows_of_weight_zero_do_not_count():
-    task, theta, (columns, _) = classifier(l2=0.3)
+    task, theta, (columns, *_) = classifier(l2=0.3)
     kept = torch.tensor([0, 3, 4, 8])
     weight = torch.zeros(9, dtype=WIDE).index_fill(0, kept, 1.0)
     padded, real = Batch(columns, weight), Batch(tuple(c[kept] for c in columns))
@@ -126,7 +126,7 @@ def test_rows_of_weight_zero_do_not_count():
 
 
 def test_weights_are_those_of_a_mean():
-    task, theta, (columns, _) = classifier()
+    task, theta, (columns, *_) = classifier()
     weight = torch.arange(1.0, 10.0, dtype=WIDE)
     by_row = torch.stack([task.gradient(theta, Batch(tuple(c[i : i + 1] for c in columns))) for i in range(9)])
     assert close(task.gradient(theta, Batch(columns, weight)), weight @ by_row / weight.sum(), 1e-12)

@@ -7,11 +7,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from weakref import finalize
 
 import torch
 
 from coterie import machine
-from coterie.errors import UsageError
+from coterie.errors import UsageError, clean
 from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
@@ -106,7 +107,8 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     problem = make_problem(config)
     target = problem.target if config.federation.target in clients else None
     options: dict[str, Any] = {"store": Store(folder), "shares_memory": True, "policy": PERMISSIVE}
-    return node_for(problem, clients, target=target, mode=mode, **options)
+    names = Names().with_modules(*config.modules())
+    return node_for(problem, clients, target=target, mode=mode, names=names, **options)
 
 
 def build_problem_and_method(config: Config) -> tuple[Any, Method]:
@@ -134,7 +136,7 @@ def assemble(config: Config, network: Network | None = None) -> Parts:
     if network is None:
         raise UsageError(f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}.")
     method, table = with_screened_copies(method, config)
-    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
+    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config), config.modules())
     method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
     return Parts(config.with_federation(**chosen), problem, method, fed)
 
@@ -165,7 +167,7 @@ def with_screened_copies(method: Method, config: Config) -> tuple[Method, Federa
     The configuration itself keeps "auto", because baselines share it.
     """
     wanted = config.federation.screen_copies
-    on = learns_weights(config.run.method) if wanted == "auto" else wanted
+    on = method.learns_weights or learns_weights(config.run.method) if wanted == "auto" else wanted
     return forfeiting(method) if on else method, config.federation.model_copy(update={"screen_copies": on})
 
 
@@ -301,6 +303,7 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
     mode = table.mode if table.mode != "auto" else _mode(problem, engine)
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
+    alone = _one_by_one(problem) if table.mode == "auto" else None
     attack = problem.attack
     fed = Federation.on(
         engine if attack is None or not attack.on_uploads else staged(engine, attack),
@@ -308,6 +311,9 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
         screening=screening(table),
         target=table.target,
     )
+    if alone is not None:
+        reason = f"clients are computed one after the other (mode = sequential): {alone}"
+        fed.book.events.append({"round": 0, "event": "warning", "reason": clean(reason)})
     if problem.spent is not None:  # learning how to scale its rows has moved something too
         fed.book.ledger = Ledger(problem.spent.by_cause)
     return fed, {"mode": mode, "chunk": chunk}
@@ -440,10 +446,34 @@ def _chunk(problem: Problem, megabytes: int) -> int:
     return max(1, min(problem.clients, megabytes * MEGABYTE // max(1, each)))
 
 
+def _one_by_one(problem: Problem) -> str | None:
+    """Why the clients of a problem cannot be computed at once, or should not be; None if they can."""
+    if problem.train.mapped:
+        return "their rows stay on disk"
+    task = problem.task
+    if not getattr(task, "vmaps", True):
+        return f"vmap cannot run the model or the loss ({task.reason})"
+    return None
+
+
+_MODES: dict[int, str] = {}
+"""The measured mode of every living problem, by its id: all runs on it agree to the bit."""
+
+
 def _mode(problem: Problem, engine: LocalEngine) -> Any:
-    """vmap or sequential, by timing a typical gradient; vmap where every machine shall give the same bits."""
+    """vmap or sequential, by timing a typical gradient once per problem; vmap where every machine shall give the same
+    bits; sequential where vmap is impossible."""
+    if _one_by_one(problem) is not None:
+        return "sequential"
     if machine.wanted():
         return "vmap"
+    if id(problem) not in _MODES:
+        _MODES[id(problem)] = _measured(problem, engine)
+        finalize(problem, _MODES.pop, id(problem))
+    return _MODES[id(problem)]
+
+
+def _measured(problem: Problem, engine: LocalEngine) -> Any:
     batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
     draw = Draw.of(0, device=engine.sizes.device)
     return faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))

@@ -14,6 +14,7 @@ from coterie.experiment.records import prepare
 from coterie.measures import Measure, of_summary
 from coterie.methods.registry import method_entry
 from coterie.numerics.paired import flip_test, holm, least_p, ranks, t_test
+from coterie.plugins import label, labels
 from coterie.storage import write_atomically, write_json
 
 CHECKPOINTS = 20  # a run
@@ -25,7 +26,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 class Case(NamedTuple):
-    """One run of a comparison."""
+    """One run of a comparison; `method` is the short name of its method, which is unique in the comparison."""
 
     method: str
     seed: int
@@ -59,19 +60,22 @@ def plan(
         twice = [value for value in given if list(given).count(value) > 1]
         if twice:
             raise UsageError(f"the {what} {twice[0]} is named twice.")
-    own = {method_entry(name).name: dict((settings or {}).get(name, {})) for name in methods}
+    own = {name: dict((settings or {}).get(name, {})) for name in methods}
     configs = {name: _configured(base, name, own[name], everyone=False) for name in methods}
     if any(config.problem.get("everyone") is True for config in configs.values()):  # then for all, or nothing compares
         configs = {name: _configured(base, name, own[name], everyone=True) for name in methods}
     problem = make_problem(configs[methods[0]].with_run(seed=seeds[0]))
-    for name, config in configs.items():
-        method = method_entry(name).make(**config.method)
+    for config in configs.values():
+        method = method_entry(config.run.method).make(**config.method)
         check_needs(method, problem, config.run.problem)
         if measure is not None:
             names = recorded_names(problem, method.view(method.init(problem, problem.clients)))
             if measure not in names:
-                raise unknown(f"measure of {name}", measure, names)
-    return [Case(name, seed, configs[name].with_run(seed=seed)) for seed in seeds for name in methods]
+                raise unknown(f"measure of {label(config.run.method)}", measure, names)
+    shown = labels(methods)
+    if len(set(shown.values())) < len(shown):
+        raise UsageError(f"two of the methods {', '.join(methods)} have the same name; rename the file of one.")
+    return [Case(shown[name], seed, configs[name].with_run(seed=seed)) for seed in seeds for name in methods]
 
 
 def _configured(base: Config, method: str, settings: Mapping[str, Any], *, everyone: bool) -> Config:
@@ -145,7 +149,7 @@ def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]], measure: str | Non
     """
     fine = [(case, summary) for case, summary in done if summary["outcome"] == "finished"]
     config = done[0][0].config
-    settings = {"problem": config.run.problem, "rounds": config.run.rounds, "budget": config.run.budget}
+    settings = {"problem": label(config.run.problem), "rounds": config.run.rounds, "budget": config.run.budget}
     runs = [
         {"method": case.method, "seed": case.seed, "folder": f"runs/{case.name}"}
         | {key: summary.get(key) for key in ("outcome", "message", "rounds", "final", "communication", "seconds")}

@@ -19,7 +19,7 @@ from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean, cleaned
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
-from coterie.experiment.config import platform_of
+from coterie.experiment.config import code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.records import Records, save_model
 from coterie.federation.ledger import Ledger
@@ -30,6 +30,7 @@ from coterie.measures import Measure, declared
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
+from coterie.plugins import label
 from coterie.problems.base import Problem, measured
 from coterie.stop import Rule, rule
 from coterie.storage import write_json
@@ -153,7 +154,8 @@ def run_rounds(
         try:
             with _terminable(), using_threads(parts.config.run.threads):
                 begun_on = platform_of(folder / "config.toml") if folder is not None and resume else {}
-                notes = [*notes, *run.concerned(machine.concerns(begun_on))]
+                other_code = code_changes(parts.config, folder / "config.toml") if folder is not None and resume else []
+                notes = [*notes, *run.concerned([*machine.concerns(begun_on), *other_code])]
                 if resume:
                     run.resumed(notes)
                 if observer is not None:
@@ -399,16 +401,32 @@ class _Run:
             f"the values stopped being finite in round {t}; the model of round {t - 1} is kept. Lower {knobs}.",
         )
 
+    def with_buffers(self, view: View, notes: list[str]) -> View:
+        """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
+        if self.parts.config.privacy.clip is not None or not _finite(view.model):
+            return view
+        try:
+            return self.parts.problem.finished(self.parts.fed, view)
+        except RunError as error:
+            notes.append(f"the model has no running statistics of batch norm: {error}")
+            return view
+        finally:
+            self.parts.fed.book.drain()
+
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
         view = self.view(self.done.state)
         config = self.parts.config
         recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
-        ledger = Ledger.from_dict(self.done.ledger)
+        ledger = self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
+        view, best = self.with_buffers(view, notes), self.done.best
+        if best is not None:
+            last = best.round == self.done.rounds
+            best = best._replace(view=view if last else self.with_buffers(best.view, notes))
         summary: dict[str, Any] = {
-            "method": config.run.method,
-            "problem": config.run.problem,
+            "method": label(config.run.method),
+            "problem": label(config.run.problem),
             "seed": config.run.seed,
             "rounds": self.done.rounds,
             "outcome": outcome.name,
@@ -425,7 +443,6 @@ class _Run:
             summary["wire"] = ledger.wire._asdict()
         if view.weights is not None and view.weights.dim() == 2:
             summary["clusters"] = clusters(view.weights)
-        best = self.done.best
         if best is not None:
             summary["best"] = {"round": best.round, **{k: v for k, v in best.line.items() if k not in known}}
             worse = comparison(self.history[0] if self.history else {}, best.line, final)
@@ -443,8 +460,8 @@ class _Run:
         if self.folder is not None:
             metadata = {
                 "format": "pt",
-                "coterie_method": config.run.method,
-                "coterie_problem": config.run.problem,
+                "coterie_method": label(config.run.method),
+                "coterie_problem": label(config.run.problem),
             }
             save_model(self.folder / "model.safetensors", self.parts.problem.named(view), metadata)
             if best is not None:
@@ -503,7 +520,8 @@ def guarded(parts: Parts) -> bool:
     The server must hold the validation rows; then judging costs one evaluation on them per round, and no traffic.
     """
     wanted = parts.config.federation.guard
-    if wanted is False or (wanted == "auto" and not learns_weights(parts.config.run.method)):
+    learns = parts.method.learns_weights or learns_weights(parts.config.run.method)
+    if wanted is False or (wanted == "auto" and not learns):
         return False
     held = parts.fed.target == "server"
     able = held and MEASURE in parts.problem.validate(parts.method.view(parts.method.init(parts.problem, parts.fed.n)))

@@ -15,6 +15,7 @@ from coterie.experiment.config import Config, resolve
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
 from coterie.measures import STANDARD, Measure, of_summary
+from coterie.plugins import label
 from coterie.storage import write_atomically, write_json
 
 OUTSIDE = re.compile(r",(?![^(]*\))")  # commas that are not between parentheses: cosine(0.1, 100) is one value
@@ -70,8 +71,8 @@ def tune(
     winner = _with(config, best.settings, config.run.rounds)
     write_atomically(folder / "best.toml", winner.as_toml().encode())
     result = {
-        "method": config.run.method,
-        "problem": config.run.problem,
+        "method": label(config.run.method),
+        "problem": label(config.run.problem),
         "seed": config.run.seed,
         "rounds": rounds,
         "measure": name,

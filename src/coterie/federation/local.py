@@ -10,6 +10,7 @@ are the exception: on several threads their last bits do depend on the chunk.)
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
 from typing import Literal
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.errors import UsageError
+from coterie.errors import CoterieError, UsageError, WorkError, gist
 from coterie.federation.api import Call, Replies
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
-from coterie.federation.work import Each, Memory, info_of
+from coterie.federation.work import Each, Memory, info_of, name_of
 from coterie.numerics import Draw
 from coterie.numerics.memo import TensorMemo
 
@@ -86,7 +87,8 @@ class LocalEngine:
                 "or choose a method that does not learn weights, such as fedavg."
             )
         draw = call.draw.client(self.train.counts.new_tensor(-1))
-        return call.work(self.target, call.shared, None, call.static, draw)
+        with explained(call, "the target"):
+            return call.work(self.target, call.shared, None, call.static, draw)
 
     def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
         """The memory with the rows of those who answered replaced."""
@@ -96,6 +98,8 @@ class LocalEngine:
         # Padded rows would enter the statistics of layers that mix rows (batch norm), so unequal shards go one by one.
         ragged = any(part is not None and part.ragged for part in (self.train, self.valid))
         if ragged and getattr(self.task, "mixes_rows", False):
+            return "sequential"
+        if self.train.mapped or (self.valid is not None and self.valid.mapped):  # one client's rows at a time
             return "sequential"
         info = info_of(call.work)
         if info.whole_pass and self._many_rows:
@@ -112,7 +116,18 @@ class LocalEngine:
     def _vectorised(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
         for start in range(0, len(ids), size):
             chunk = ids[start : start + size]
-            yield chunk, self._at_once(call, chunk)
+            try:
+                result = self._at_once(call, chunk)
+            except CoterieError:
+                raise
+            except Exception as error:
+                for _ in self._one_by_one(call, chunk, 1):  # tells at which client it fails
+                    pass
+                raise WorkError(
+                    f"{_named(call)} cannot be run for many clients at once: {gist(error)}. Set federation.mode = "
+                    'sequential (mode="sequential" in Python), or auto.'
+                ) from error
+            yield chunk, result
 
     def _at_once(self, call: Call, ids: Tensor) -> Tree:
         lone = len(ids) == 1
@@ -122,7 +137,9 @@ class LocalEngine:
 
         def at_client(key: Tensor, spans: list[_Span], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
-            shard = Shard(self.task, _rows(self.train, spans[:1]), _rows(self.valid, spans[1:]))
+            train = _rows(self.train, spans[:1])
+            assert train is not None
+            shard = Shard(self.task, self._with_masks(train, key), _rows(self.valid, spans[1:]))
             return call.work(shard, fill(mine), None if private is None else private_row, call.static, Draw(key))
 
         out = vmap(at_client)(
@@ -133,6 +150,10 @@ class LocalEngine:
         )
         return rows(out, slice(1)) if lone else out
 
+    def _with_masks(self, rows: Rows, key: Tensor) -> Rows:
+        """Training rows that dropout draws its masks for, where the model has dropout."""
+        return replace(rows, key=Draw(key).phase("dropout").key) if getattr(self.task, "dropout", False) else rows
+
     def _one_by_one(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
         sent, fill = _split(call.shared)
         private = None if call.memory is None else call.memory.payload
@@ -141,16 +162,34 @@ class LocalEngine:
         for i, client in enumerate(ids.tolist(), 1):
             shard = Shard(
                 self.task,
-                self.train.client(client),
+                self._with_masks(self.train.client(client), keys[i - 1]),
                 None if self.valid is None else self.valid.client(client),
             )
             number = ids.new_tensor(client)
             mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])
-            results.append(call.work(shard, mine, row(private, client), call.static, Draw(keys[i - 1])))
+            with explained(call, f"client {client}"):
+                results.append(call.work(shard, mine, row(private, client), call.static, Draw(keys[i - 1])))
             # large results are handed on at once: a sum over clients need not hold them all
             if i == len(ids) or len(results) == size or len(results) * size_of(results[0]).bytes >= LARGE:
                 yield ids[i - len(results) : i], stack(results)
                 results = []
+
+
+@contextmanager
+def explained(call: Call, holder: str) -> Iterator[None]:
+    """Errors inside of a work name it, its phase and its client."""
+    try:
+        yield
+    except CoterieError:
+        raise
+    except Exception as error:
+        raise WorkError(f"{_named(call)} fails at {holder}: {gist(error)}") from error
+
+
+def _named(call: Call) -> str:
+    phase = getattr(call.draw, "label", "")
+    when = f" in round {call.round}" if call.round else ""
+    return f"the work {name_of(call.work)}{f' (phase {phase})' if phase else ''}{when}"
 
 
 class _Copies:

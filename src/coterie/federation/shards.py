@@ -4,7 +4,7 @@ All clients' rows lie one after the other in one tensor per column, with one off
 shards cost no padding, and taking a batch for every client is one indexing operation, under `vmap` too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,16 +14,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from coterie.errors import UsageError
+from coterie.federation import mapped
+from coterie.federation.mapped import Collate
+from coterie.numerics import Draw
 
 Columns = tuple[Tensor, ...]
 GATHERED = 64 << 20  # bytes
+READ = 512 << 20  # bytes; Datasets up to this size are read into memory
+LABELS = ("labels", "label")
 
 
 class Batch(NamedTuple):
-    """Some rows: their columns (inputs, labels …) and, where rows are padding, a weight of 0 for those."""
+    """Some rows: their columns (inputs, labels …) and, where rows are padding, a weight of 0 for those.
+
+    Where a model drops units in training, each row has a key, from which its masks are drawn.
+    """
 
     columns: Columns
     weight: Tensor | None = None
+    keys: Tensor | None = None
 
     @property
     def inputs(self) -> Tensor:
@@ -40,7 +49,8 @@ class Batch(NamedTuple):
 class Rows:
     """The rows of one client. Under `vmap`, offset and count are those of each client in turn.
 
-    Where the clients at hand lie one after the other, `whole` are all rows of each as views.
+    Where the clients at hand lie one after the other, `whole` are all rows of each as views. `key` is where masks of
+    dropout are drawn from; without it there are none.
     """
 
     columns: Columns
@@ -49,11 +59,27 @@ class Rows:
     capacity: int
     ragged: bool = False
     whole: Columns = ()
+    key: Tensor | None = None
 
     def take(self, index: Tensor) -> Batch:
-        """The rows with these numbers (below count)."""
+        """The rows with these numbers (below count); masks depend on all of them and on the place in the batch."""
+        keys = None if self.key is None else Draw(self.key).of_batch(index)
+        return Batch(self._columns_at(index), keys=keys)
+
+    def step(self, number: int) -> "Rows":
+        """The same rows at a local step: its masks differ from those of the other steps of the work."""
+        return self if self.key is None else replace(self, key=Draw(self.key).step(number).key)
+
+    def _keys(self, start: int, stop: int) -> Tensor:
+        """Keys of consecutive rows, by their numbers."""
+        assert self.key is not None
+        return Draw(self.key).client(torch.arange(start, stop, device=self.key.device)).key
+
+    def _columns_at(self, index: Tensor) -> Columns:
         rows = self.offset + index
-        return Batch(tuple(_at(c, rows) for c in self.columns))
+        if mapped.is_mapped(self.columns):
+            return mapped.fetch(self.columns, rows)
+        return tuple(_at(c, rows) for c in self.columns)
 
     def all(self) -> Batch:
         """Every row; where clients differ in size, padded to the largest by its last row at weight 0."""
@@ -62,26 +88,30 @@ class Rows:
     def alone(self, offset: Tensor, count: Tensor) -> "Rows":
         """The rows of one client as views, where offset and count are plain numbers (not under vmap)."""
         first, length = int(offset), int(count)
-        columns = tuple(c[first : first + length] for c in self.columns)
-        return Rows(columns, torch.zeros_like(offset), count, length)
+        columns = tuple(mapped.part(c, first, length) for c in self.columns)
+        return Rows(columns, torch.zeros_like(offset), count, length, key=self.key)
 
     def blocks(self, size: int) -> Iterator[Batch]:
         """Every row, at most size at a time. Weights say which rows are real where counts differ."""
         device = self.offset.device
         for start in range(0, self.capacity, size):
             stop = min(start + size, self.capacity)
+            keys = None if self.key is None else self._keys(start, stop)
             if len(self.columns[0]) == self.capacity and not self.ragged:  # nobody else's rows: no copy is needed
-                yield Batch(tuple(c[start:stop] for c in self.columns))
+                rows = slice(start, stop)
+                on_disk = mapped.is_mapped(self.columns)
+                columns = mapped.fetch(self.columns, rows) if on_disk else tuple(c[rows] for c in self.columns)
+                yield Batch(columns, None, keys)
                 continue
             if self.whole:
-                yield Batch(tuple(c[start:stop] for c in self.whole))
+                yield Batch(tuple(c[start:stop] for c in self.whole), None, keys)
                 continue
             index = torch.arange(start, stop, device=device)
             if not self.ragged:
-                yield self.take(index)
+                yield Batch(self._columns_at(index), None, keys)
                 continue
-            batch = self.take(torch.minimum(index, self.count - 1))
-            yield Batch(batch.columns, (index < self.count).to(_float_of(self.columns)))
+            columns = self._columns_at(torch.minimum(index, self.count - 1))
+            yield Batch(columns, (index < self.count).to(_float_of(self.columns)), keys)
 
 
 def _at(column: Tensor, rows: Tensor) -> Tensor:
@@ -128,16 +158,22 @@ class _Gathered:
 @dataclass(frozen=True)
 class Stack:
     """The rows of many clients. A part of a larger stack pads as that does (capacity, ragged), so that the bits of a
-    client's result do not depend on which others are in its part."""
+    client's result do not depend on which others are in its part. Inputs that were given by name have `names`."""
 
     columns: Columns
     offsets: Tensor
     counts: Tensor
     padding: tuple[int, bool] | None = None
+    names: tuple[str, ...] = ()
     _gathered: "_Gathered" = field(default_factory=lambda: _Gathered(), init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the rows stay on disk until a work asks for them."""
+        return mapped.is_mapped(self.columns)
 
     @property
     def capacity(self) -> int:
@@ -164,7 +200,7 @@ class Stack:
     def client(self, index: int) -> Rows:
         """One client's rows, as views without padding."""
         offset, count = int(self.offsets[index]), int(self.counts[index])
-        columns = tuple(c[offset : offset + count] for c in self.columns)
+        columns = tuple(mapped.part(c, offset, count) for c in self.columns)
         zero = torch.zeros((), dtype=torch.int64, device=self.offsets.device)
         return Rows(columns, zero, self.counts[index], count)
 
@@ -174,16 +210,24 @@ class Stack:
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Stack":
         """The same rows as another type on another device; integer columns keep their type."""
-        columns = tuple(c.to(device, dtype if c.is_floating_point() else c.dtype) for c in self.columns)
-        return Stack(columns, self.offsets.to(device), self.counts.to(device), self.padding)
+        if self.mapped:
+            columns: Any = self.columns[0].table.to(dtype, device).columns()  # type: ignore[attr-defined]
+        else:
+            columns = tuple(c.to(device, dtype if c.is_floating_point() else c.dtype) for c in self.columns)
+        return Stack(columns, self.offsets.to(device), self.counts.to(device), self.padding, self.names)
 
 
-def pack(shards: Sequence[Any], *, who: str = "client") -> Stack:
+def pack(shards: Sequence[Any], *, who: str = "client", collate: Collate | None = None) -> Stack:
     """Lay shards out one after the other, checked.
 
+    Mapped files (np.memmap) and Datasets of more than 512 MiB stay on disk; see `coterie.federation.mapped`.
+
     Args:
-        shards: one per client: a tuple of arrays with equally many rows, an array, or a torch Dataset.
+        shards: one per client: a tuple of arrays with equally many rows, an array, or a torch Dataset. The last column
+            are labels. Inputs may be a tuple, for several arguments of the model, or a dict, for arguments by name; a
+            dict with labels in it is a shard too.
         who: what the holders are called in errors.
+        collate: makes columns of a list of items, for items of unequal length; shards are then Datasets or lists.
 
     Example:
         >>> pack([torch.ones(2, 3), torch.ones(5, 3)]).counts.tolist()
@@ -191,49 +235,148 @@ def pack(shards: Sequence[Any], *, who: str = "client") -> Stack:
     """
     if not len(shards):
         raise UsageError(f"there is no {who}; at least one shard is needed.")
-    parts = [_columns(shard, f"{who} {k}") for k, shard in enumerate(shards)]
+    if collate is not None:
+        return _padded(shards, who, collate)
+    sizes = [_bytes_of(shard, f"{who} {k}") for k, shard in enumerate(shards)]
+    if sum(sizes) > READ:
+        return _left_on_disk(shards, who, None)
+    shards = [
+        _read(shard, f"{who} {k}") if size else shard for k, (shard, size) in enumerate(zip(shards, sizes, strict=True))
+    ]
+    read = [_columns(shard, f"{who} {k}") for k, shard in enumerate(shards)]
+    names, parts = read[0][0], [columns for _, columns in read]
+    for k, (own, _) in enumerate(read):
+        if own != names:
+            raise UsageError(f"{who} {k} has the inputs {own or 'without names'}, {who} 0 {names or 'without names'}.")
     first = parts[0]
     for k, columns in enumerate(parts):
         if len(columns) != len(first):
             raise UsageError(f"{who} {k} has {len(columns)} columns, {who} 0 has {len(first)}; all shards must agree.")
         for j, (column, reference) in enumerate(zip(columns, first, strict=True)):
-            if column.shape[1:] != reference.shape[1:] or column.dtype != reference.dtype:
+            shape, kind = _form(column)
+            if (shape, kind) != _form(reference):
+                expected = " and ".join(map(str, _form(reference)))
                 raise UsageError(
-                    f"column {j} of {who} {k} has rows of shape {tuple(column.shape[1:])} and type {column.dtype}, "
-                    f"that of {who} 0 {tuple(reference.shape[1:])} and {reference.dtype}; bring all shards to one form."
+                    f"column {j} of {who} {k} has rows of shape {shape} and type {kind}, that of {who} 0 {expected}; "
+                    "bring all shards to one form."
                 )
+    if mapped.stays_mapped(shards):
+        arrays = (tuple(map(np.asanyarray, columns)) for columns in parts)
+        return _on_disk(mapped.Table(tuple(map(mapped.Arrays, arrays)), who), names)
     counts = torch.tensor([len(columns[0]) for columns in parts])
-    columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
-    return Stack(columns, counts.cumsum(0) - counts, counts)
+    joined = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return Stack(joined, counts.cumsum(0) - counts, counts, names=names)
 
 
-def _columns(shard: Any, name: str) -> Columns:
-    """One shard as equally long tensors, refused where it is empty, ragged or not finite."""
-    if isinstance(shard, Tensor | np.ndarray):
-        shard = (shard,)
-    elif hasattr(shard, "__getitem__") and hasattr(shard, "__len__") and not isinstance(shard, tuple | list | dict):
+def _read(dataset: Any, name: str) -> Any:
+    """A Dataset in memory."""
+    return _collated([dataset[i] for i in range(len(dataset))], name, None)
+
+
+def _bytes_of(shard: Any, name: str) -> int:
+    """What a Dataset would take in memory, by its first item; 0 for shards that are there already."""
+    if not _is_dataset(shard):
+        return 0
+    if len(shard) == 0:
+        raise UsageError(f"{name} is empty; leave it out or give it data.")
+    return len(shard) * sum(torch.as_tensor(c).nbytes for c in _flat(_collated([shard[0]], name, None), name)[1])
+
+
+def _padded(shards: Sequence[Any], who: str, collate: Collate) -> Stack:
+    """Items of unequal length: all of them padded together, or, where they are many, those of a batch at a time."""
+    for k, shard in enumerate(shards):
+        if not isinstance(shard, list) and not _is_dataset(shard):
+            raise UsageError(
+                f"{who} {k} is a {type(shard).__name__}; with collate=, give torch Datasets or lists of items."
+            )
         if len(shard) == 0:
-            raise UsageError(f"{name} is empty; leave it out or give it data.")
-        shard = _from_dataset(shard, name)
-    elif not isinstance(shard, tuple | list):
+            raise UsageError(f"{who} {k} is empty; leave it out or give it data.")
+    first = _flat(_collated([shards[0][0]], f"{who} 0", collate), f"{who} 0")[1]
+    if sum(map(len, shards)) * sum(torch.as_tensor(column).nbytes for column in first) > READ:
+        return _left_on_disk(shards, who, collate)
+    items = [shard[i] for shard in shards for i in range(len(shard))]
+    names, columns = _columns(_collated(items, who, collate), f"what collate made of the items of {who}s")
+    counts = torch.tensor([len(shard) for shard in shards])
+    if len(columns[0]) != len(items):
+        raise UsageError(f"collate made {len(columns[0])} rows of {len(items)} items; it must keep one row per item.")
+    return Stack(columns, counts.cumsum(0) - counts, counts, names=names)
+
+
+def _left_on_disk(shards: Sequence[Any], who: str, collate: Collate | None) -> Stack:
+    """Datasets that are too large to be read; beside them, other shards as they are."""
+
+    def columns_of(items: list[Any]) -> tuple[Any, ...]:
+        return _flat(_collated(items, who, collate), who)[1]
+
+    sources: list[Any] = []
+    names: tuple[str, ...] = ()
+    for k, shard in enumerate(shards):
+        if collate is not None or _is_dataset(shard):
+            names = _flat(_collated([shard[0]], f"{who} {k}", collate), f"{who} {k}")[0]
+            sources.append(mapped.Items(shard, columns_of))
+        else:
+            names, columns = _columns(shard, f"{who} {k}")
+            sources.append(mapped.Arrays(tuple(map(np.asanyarray, columns))))
+    return _on_disk(mapped.Table(tuple(sources), who), names)
+
+
+def _form(column: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape of a row and the type of its numbers."""
+    first = column[:1] if isinstance(column, Tensor) else torch.as_tensor(np.array(column[:1]))
+    return tuple(first.shape[1:]), first.dtype
+
+
+def _on_disk(table: mapped.Table, names: tuple[str, ...]) -> Stack:
+    """A stack of mapped rows, read through once where that is cheap, so that bad numbers are found."""
+    for _ in table.scan():
+        pass
+    counts = torch.tensor(table.counts)
+    columns: Any = table.columns()
+    return Stack(columns, counts.cumsum(0) - counts, counts, names=names)
+
+
+def _is_dataset(shard: Any) -> bool:
+    if isinstance(shard, Tensor | np.ndarray | tuple | list | Mapping):
+        return False
+    return hasattr(shard, "__getitem__") and hasattr(shard, "__len__")
+
+
+def _flat(shard: Any, name: str) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The names of the inputs, where they have some, and the columns: inputs, then labels."""
+    if isinstance(shard, Mapping):
+        labels = [key for key in LABELS if key in shard]
+        if not labels:
+            raise UsageError(f"{name} is a dict of {', '.join(map(str, shard))}; it needs an entry 'labels'.")
+        names = tuple(key for key in shard if key != labels[0])
+        return names, (*(shard[key] for key in names), shard[labels[0]])
+    if isinstance(shard, Tensor | np.ndarray):
+        return (), (shard,)
+    if not isinstance(shard, tuple | list):
         raise UsageError(f"{name} is a {type(shard).__name__}; give (inputs, labels), an array or a torch Dataset.")
-    columns = tuple(_tensor(column, name) for column in shard)
+    if len(shard) == 2 and isinstance(shard[0], Mapping):
+        return tuple(shard[0]), (*shard[0].values(), shard[1])
+    if len(shard) == 2 and isinstance(shard[0], tuple):
+        return (), (*shard[0], shard[1])
+    return (), tuple(shard)
+
+
+def _columns(shard: Any, name: str) -> tuple[tuple[str, ...], Columns]:
+    """One shard as equally long tensors with names, refused where it is empty, ragged or not finite."""
+    names, values = _flat(shard, name)
+    # mapped files stay as they are, and are looked at a block at a time later
+    columns: Any = tuple(c if isinstance(c, np.memmap) else _tensor(c, name) for c in values)
     lengths = {len(c) for c in columns}
     if len(lengths) > 1:
         raise UsageError(f"{name} has columns of different lengths {sorted(lengths)}; each row needs all of them.")
     if not columns or lengths == {0}:
         raise UsageError(f"{name} is empty; leave it out or give it data.")
     for j, column in enumerate(columns):
-        if column.is_floating_point() and not bool(torch.isfinite(column).all()):
-            bad = (
-                int((~torch.isfinite(column)).flatten(1).any(1).nonzero()[0])
-                if column.dim() > 1
-                else int((~torch.isfinite(column)).nonzero()[0])
-            )
+        if isinstance(column, Tensor) and column.is_floating_point() and not bool(torch.isfinite(column).all()):
+            bad = int((~torch.isfinite(column)).reshape(len(column), -1).any(1).nonzero()[0])
             raise UsageError(
                 f"column {j} of {name} holds NaN or infinity (first in row {bad}); drop or impute such rows first."
             )
-    return columns
+    return names, columns
 
 
 def _tensor(column: Any, name: str) -> Tensor:
@@ -248,11 +391,21 @@ def _tensor(column: Any, name: str) -> Tensor:
     return tensor.detach()
 
 
-def _from_dataset(dataset: Any, name: str) -> tuple[Any, ...]:
-    """The items of a map-style Dataset, stacked column by column."""
-    items = [dataset[i] for i in range(len(dataset))]
+def _collated(items: list[Any], name: str, collate: Collate | None) -> Any:
+    """Items as one shard: by collate, or stacked column by column where they have one form."""
+    if collate is not None:
+        try:
+            return collate(items)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(f"collate fails on {len(items)} items of {name}: {reason}.") from error
+    flat = [_flat(item if isinstance(item, tuple | list | Mapping) else (item,), name) for item in items]
     try:
-        columns = zip(*(item if isinstance(item, tuple | list) else (item,) for item in items), strict=True)
-        return tuple(torch.stack([torch.as_tensor(value) for value in column]) for column in columns)
+        columns = zip(*(values for _, values in flat), strict=True)
+        stacked = tuple(torch.stack([torch.as_tensor(value) for value in column]) for column in columns)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"the items of {name} are not equally shaped numbers: {error}.") from None
+        raise UsageError(
+            f"the items of {name} are not equally shaped numbers: {error}. Give collate=, which pads a list of items."
+        ) from None
+    names = flat[0][0]
+    return stacked if not names else (dict(zip(names, stacked, strict=False)), stacked[-1])

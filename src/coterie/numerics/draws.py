@@ -6,7 +6,7 @@ clients are present, in which order or where they are computed, or whether the r
 under `vmap`, or with a vector of client ids, one call draws for all clients.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod, tau
 from zlib import crc32
 
@@ -49,9 +49,15 @@ def _mix_word(x: int) -> int:
 
 @dataclass(frozen=True)
 class Draw:
-    """A place in the tree of random numbers. Fold in coordinates, then ask for values."""
+    """A place in the tree of random numbers. Fold in coordinates, then ask for values.
+
+    Args:
+        key: all coordinates, as one word.
+        label: the names of the phases, for errors.
+    """
 
     key: Tensor
+    label: str = field(default="", kw_only=True)
 
     @staticmethod
     def of(seed: int, device: torch.device | str = "cpu") -> "Draw":
@@ -64,7 +70,8 @@ class Draw:
 
     def phase(self, name: str) -> "Draw":
         """The draws of one named purpose within a round."""
-        return self._fold("phase", crc32(name.encode()))
+        label = f"{self.label}/{name}" if self.label else name
+        return Draw(self._fold("phase", crc32(name.encode())).key, label=label)
 
     def client(self, ids: int | Tensor) -> "Draw":
         """The draws of one client, or of each of a vector of clients."""
@@ -79,11 +86,11 @@ class Draw:
         if isinstance(value, int) and self.key.dim() == 0 and self.key.device.type == "cpu" and not transformed():
             # the same in Python's integers: a single key is not worth twenty tensor operations
             mixed = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD) ^ (value & _WORD)
-            return Draw(torch.tensor(_signed(_mix_word(mixed))))
+            return Draw(torch.tensor(_signed(_mix_word(mixed))), label=self.label)
         salted = self.key * _signed(_GOLDEN) + tag
         # A vector of int32 ids would otherwise turn the scalar key into int32.
         word = value.to(torch.int64) if isinstance(value, Tensor) else _signed(int(value))
-        return Draw(_mix(_mix(salted) ^ word))
+        return Draw(_mix(_mix(salted) ^ word), label=self.label)
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words of shape key.shape + shape."""
@@ -120,6 +127,12 @@ class Draw:
     def batches(self, count: int | Tensor, size: int, steps: int) -> Tensor:
         """Row numbers [steps, size] below count, with replacement: all batches of a local walk at once."""
         return self.integers(count, steps, size)
+
+    def of_batch(self, index: Tensor) -> Tensor:
+        """Keys [size] of a batch's rows: by all row numbers of the batch, and by the place in it."""
+        place = torch.arange(1, index.shape[-1] + 1, dtype=torch.int64, device=index.device) * _signed(_GOLDEN)
+        whole = _mix(self.key + _mix(index + place).sum(-1))
+        return _mix(whole[..., None] + place)
 
     def permutation(self, n: int, count: int | Tensor | None = None) -> Tensor:
         """A random order of {0 … n − 1}; with count ≤ n, the numbers below count come first."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.federation import Attack, Batch, Ledger, Memory, Rows, Shard, Stack
+from coterie.federation import Attack, Batch, Federation, Ledger, Memory, Rows, Shard, Stack
 from coterie.federation.work import rows_for_records
 from coterie.measures import Measure, number
 from coterie.settings import StatisticsPrivacy
@@ -86,7 +86,8 @@ class Curvature(NamedTuple):
 
 class View(NamedTuple):
     """The model [d] (the outer variable x of a nested problem), client weights [K] where there are some, and the
-    inner variable y of a nested problem; `more` are numbers that the method itself adds to the record.
+    inner variable y of a nested problem; `more` are numbers that the method itself adds to the record. After the last
+    round, `buffers` are running statistics of batch norm for the model, by name.
 
     Where every client is a target: one model per client, [K, d], and the collaboration matrix [K, K], row i for
     target i.
@@ -96,6 +97,7 @@ class View(NamedTuple):
     weights: Tensor | None = None
     inner: Tensor | None = None
     more: Mapping[str, Any] = MappingProxyType({})
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def personal_models(memory: Memory) -> Tensor:
@@ -168,6 +170,10 @@ class Problem(ABC):
     @abstractmethod
     def measure(self, view: View) -> dict[str, float]:
         """What the record says of a view."""
+
+    def finished(self, fed: Federation, view: View) -> View:
+        """The view after the last round, with what the model needs for use after training; it may ask the clients."""
+        return view
 
     def validate(self, view: View) -> dict[str, float]:
         """The part of the measures that validation rows at the server tell of one model for all; empty without them."""

@@ -20,12 +20,14 @@ from torch.func import grad, vjp
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Rows, pack
+from coterie.federation import Batch, Rows, Stack, pack
 from coterie.federation.tree import tensors
 from coterie.measures import Measure, RowsOf, computed, own_measures
 from coterie.numerics.derivatives import mixed_vector
 from coterie.problems.base import Problem, View
-from coterie.problems.tasks.checks import examine, understands_padding
+from coterie.problems.models import FlatModel
+from coterie.problems.models.probing import probe
+from coterie.problems.tasks.checks import examine, understands_padding, why_not_at_once
 from coterie.problems.tasks.variables import Flat, Variable
 
 Kind = Literal["bilevel", "minimax", "compositional", "single-level"]
@@ -43,6 +45,18 @@ class NestedTask:
     inner: Any
     outer: Any
     mixes_rows: bool = False
+    vmaps: bool = True
+    reason: str = ""
+
+    @property
+    def models(self) -> list[FlatModel]:
+        """The modules among the variables."""
+        return [*self.x.models, *self.y.models]
+
+    @property
+    def dropout(self) -> bool:
+        """Whether a module drops units in training, so that batches need keys."""
+        return any(model.dropout for model in self.models)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -52,11 +66,11 @@ class NestedTask:
 
     def g(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """g(x, y) on a batch."""
-        return self.inner(self.x(x), self.y(y), batch)
+        return self.inner(self.x(x, batch.keys), self.y(y, batch.keys), batch)
 
     def f(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """f(x, y) on a batch."""
-        return self.outer(self.x(x), self.y(y), batch)
+        return self.outer(self.x(x, batch.keys), self.y(y, batch.keys), batch)
 
     def inner_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y g."""
@@ -65,7 +79,7 @@ class NestedTask:
     def inner_hvp(self, x: Tensor, y: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²_yy g v, reverse over reverse: here 1.4 to 3 times as fast as forward over reverse."""
         if self._knows(self.inner):
-            return self.inner.y_product(self.x.fixed(x, batch.inputs), self.y(y), v, batch)
+            return self.inner.y_product(self.x.fixed(x, batch.inputs, batch.keys), self.y(y), v, batch)
         return vjp(lambda y_: self.inner_gradient(x, y_, batch), y)[1](v)[0]
 
     def cross(self, x: Tensor, y: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -76,15 +90,19 @@ class NestedTask:
         """∇_x f."""
         return grad(self.f, argnums=0)(x, y, batch)
 
+    def inner_direct_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        """∇_x g."""
+        return grad(self.g, argnums=0)(x, y, batch)
+
     def outer_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y f."""
         return self._y_gradient(self.outer, x, y, batch)
 
     def _y_gradient(self, loss: Any, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-        at = self.x.fixed(x, batch.inputs)
+        at = self.x.fixed(x, batch.inputs, batch.keys)
         if self._knows(loss):
             return loss.y_gradient(at, self.y(y), batch)
-        return grad(lambda y_: loss(at, self.y(y_), batch))(y)
+        return grad(lambda y_: loss(at, self.y(y_, batch.keys), batch))(y)
 
     def _knows(self, loss: Any) -> bool:
         """Whether a loss has its derivatives by y written down (`y_gradient`, `y_product`): for one linear map."""
@@ -318,13 +336,36 @@ def _problem(
             f"there are {len(rows)} train shards but {len(goal)} validation shards; give one of each to every client."
         )
     task = NestedTask(kind, Flat(x, "x").to(**place), Flat(y, "y").to(**place), inner, outer)
+    if any(model.unknown for model in task.models):
+        _probe(task, rows, goal)
     examine(task, rows, goal)
+    reason = why_not_at_once(task, rows)
+    task = replace(task, vmaps=not reason, reason=reason)
     mixes = task.x.mixes_rows or task.y.mixes_rows or not understands_padding(task, rows, goal)
     task = replace(task, mixes_rows=mixes)
     function = measures if callable(measures) else None
     held: list[RowsOf] = ["train"] if goal is None else ["validation", "train"]
     own = () if measures is None or callable(measures) else own_measures(measures, held, "validation shards")
     return NestedProblem(task, rows, None, task.x.start, valid=goal, measures=function, exact=exact, declares=own)
+
+
+def _probe(task: NestedTask, train: Stack, valid: Stack | None) -> None:
+    """Find dropout and attention among the modules, and refuse modules that keep state."""
+
+    def few(rows: Stack) -> Batch:
+        return rows.client(0).take(torch.zeros(2, dtype=torch.int64, device=rows.counts.device))
+
+    def run() -> None:
+        task.f(task.x.start, task.y.start, few(train if valid is None else valid))
+        if task.kind != "single-level":
+            task.g(task.x.start, task.y.start, few(train))
+
+    try:
+        probe(task.models, run)
+    except UsageError:
+        raise
+    except Exception:
+        return  # `examine` explains losses that fail
 
 
 def _value_of(r: Callable[[Any, Batch], Tensor], x: Variable, train: Sequence[Any], more: dict[str, Any]) -> Tensor:

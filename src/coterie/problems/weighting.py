@@ -4,21 +4,31 @@ min_w F(w) = L_0(θ*(w))   s.t.   θ*(w) = argmin_θ Σ_k w_k L_k(θ)
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from coterie import machine
-from coterie.errors import UsageError
-from coterie.federation import Rows, Shard, Stack, pack
+from coterie.errors import UsageError, gist
+from coterie.federation import Federation, Rows, Shard, Stack, pack
+from coterie.federation.mapped import Collate
 from coterie.measures import Measure, RowsOf, computed, own_measures
 from coterie.problems.base import Problem, Task, View
 from coterie.problems.models import FlatModel
+from coterie.problems.models.probing import probe
+from coterie.problems.models.statistics import running_statistics
 from coterie.problems.tasks.personal import group_weights, personal_measures
-from coterie.problems.tasks.supervised import RowLoss, Supervised, check_labels, cross_entropy
+from coterie.problems.tasks.supervised import LOSSES, RowLoss, Supervised, check_labels, cross_entropy
+
+HALF = (
+    "Updates of many clients are summed up and differentiated twice, for which the 8 bits of bfloat16 are too few; "
+    "leave dtype at float32, to which a model's shorter numbers are converted."
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class Weighting(Problem):
         test: Any = None,
         validation: Iterable[Any] | None = None,
         tests: Iterable[Any] | None = None,
+        collate: Collate | None = None,
         l2: float = 0.0,
         dtype: Literal["float32", "float64"] = "float32",
         device: str = "cpu",
@@ -52,7 +63,10 @@ class Weighting(Problem):
     ) -> "Weighting":
         """The weighting problem of your own data and model, for `coterie.fit`.
 
-        A shard is a pair (inputs, labels) of tensors or arrays, or a torch Dataset. Shards may differ in size.
+        A shard is a pair (inputs, labels) of tensors or arrays, or a torch Dataset of such pairs. Inputs may be a tuple
+        (the model is called with these arguments) or a dict (with these named arguments); a dict of columns with an
+        entry "labels" is a shard too. Shards may differ in size. np.memmap arrays, and Datasets of more than 512 MiB,
+        stay on disk.
 
         Args:
             shards: one training shard per client.
@@ -63,6 +77,8 @@ class Weighting(Problem):
             test: rows that are only measured.
             validation: one validation shard per client, where every client is a target (`coterie.methods.collaborate`).
             tests: one test shard per client, which are only measured; with validation.
+            collate: makes a shard of a list of items, for items of unequal length: it pads them. Shards are then
+                Datasets or lists of items.
             l2: strength of the penalty ½ l2 ‖θ‖².
             dtype: "float32" or "float64".
             device: cpu, cuda, cuda:N or mps.
@@ -87,7 +103,9 @@ class Weighting(Problem):
         if not isinstance(l2, int | float) or not 0.0 <= l2 < math.inf:
             raise UsageError(f"l2 is {l2!r}; it must be a number of at least 0.")
         if dtype not in ("float32", "float64"):
-            raise UsageError(f"dtype is {dtype!r}; it must be 'float32' or 'float64'.")
+            raise UsageError(f"dtype is {dtype!r}; it must be 'float32' or 'float64'. {HALF}")
+        if collate is not None and not callable(collate):
+            raise UsageError(f"collate is {collate!r}; give a function of a list of items that returns a shard.")
         return weighting(
             list(shards),
             target,
@@ -96,6 +114,7 @@ class Weighting(Problem):
             test=test,
             valid=None if validation is None else list(validation),
             tests=None if tests is None else list(tests),
+            collate=collate,
             l2=l2,
             dtype=getattr(torch, dtype),
             device=machine.checked_device(device, dtype),
@@ -146,7 +165,7 @@ class Weighting(Problem):
         for rows, part in held.items():
             wanted = [m for m in self.declares if m.rows == rows and m.of is not None]
             if wanted and part is not None and isinstance(self.task, Supervised):
-                outputs, labels = self.task.outputs(theta, part)
+                outputs, labels = self.task.outputs_and_labels(theta, part)
                 measures |= {m.name: computed(m, outputs, labels) for m in wanted}
         return measures
 
@@ -159,8 +178,16 @@ class Weighting(Problem):
     def named(self, view: View) -> dict[str, Tensor]:
         """The model's parameters by name, as saved; with one model per client, the client comes before the name."""
         if view.model.dim() == 1:
-            return self.task.model.state_dict(view.model)
-        return self.task.model.state_dicts(view.model)
+            return self.task.model.state_dict(view.model, view.buffers)
+        return self.task.model.state_dicts(view.model, view.buffers)
+
+    def finished(self, fed: Federation, view: View) -> View:
+        """The view with running statistics for batch norm, where the model has some."""
+        model = self.task.model
+        if not isinstance(model, FlatModel) or not model.normalised or not isinstance(self.task, Supervised):
+            return view
+        sample = self.task.inputs(self.train.client(0).take(self.train.counts.new_zeros(2)))
+        return view._replace(buffers=running_statistics(fed, model, sample, view.model, view.weights))
 
 
 def weighting(
@@ -174,6 +201,7 @@ def weighting(
     tests: Sequence[Any] | None = None,
     groups: Sequence[int] | None = None,
     friends: int | None = None,
+    collate: Collate | None = None,
     l2: float = 0.0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -185,21 +213,22 @@ def weighting(
     Where every client is a target: valid has one shard per client; tests one per group, or per client without groups.
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device}
-    model = model.to(**place)
-    train = (shards if isinstance(shards, Stack) else pack(shards)).to(**place)
-    goal = None if target is None else pack([target], who="target").to(**place)
-    held_out = None if test is None else pack([test], who="test set").to(**place)
-    own = None if valid is None else pack(valid, who="validation set of client").to(**place)
-    own_tests = None if tests is None else pack(tests, who="test set").to(**place)
+    train = (shards if isinstance(shards, Stack) else pack(shards, collate=collate)).to(**place)
+
+    def packed(parts: Sequence[Any] | None, who: str) -> Stack | None:
+        return None if parts is None else pack(parts, who=who, collate=collate).to(**place)
+
+    goal = packed(None if target is None else [target], "target")
+    held_out = packed(None if test is None else [test], "test set")
+    own, own_tests = packed(valid, "validation set of client"), packed(tests, "test set")
+    notes = (*more.pop("notes", ()), *_converted(model, dtype))
+    model = model.to(**place).called_with(train.names)
     of = list(range(len(train)) if groups is None else groups)
     _check_everyone(len(train), own, own_tests, of)
     others = ((goal, "the target"), (held_out, "the test set"), (own, "validation"), (own_tests, "the test sets"))
     for part, who in others:
-        if part is not None and part.columns[0].shape[1:] != train.columns[0].shape[1:]:
-            raise UsageError(
-                f"the rows of {who} have shape {tuple(part.columns[0].shape[1:])}, those of the clients "
-                f"{tuple(train.columns[0].shape[1:])}; bring all to one form."
-            )
+        if part is not None:
+            _check_form(part, train, who, padded=collate is not None)
     task = Supervised.of(model, loss, l2=l2)
     outputs = _outputs(task, train.client(0))
     labels = [part.columns[-1] for part in (train, goal, held_out, own, own_tests) if part is not None]
@@ -209,6 +238,8 @@ def weighting(
         if part is not None:
             check_labels(task, part.columns[-1], who)
     _check_loss(task, train.client(0))
+    if model.unknown or task.loss_by_row not in LOSSES.values():
+        _probe(task, train.client(0))
     train = _prepared(model, train)
     goal, held_out, own, own_tests = (
         None if part is None else _prepared(model, part) for part in (goal, held_out, own, own_tests)
@@ -229,6 +260,7 @@ def weighting(
         friends=friends,
         tests=judged_on,
         groups=known,
+        notes=notes,
         **more,
         declares=declares,
     )
@@ -245,29 +277,79 @@ def _check_everyone(clients: int, valid: Stack | None, tests: Stack | None, grou
         raise UsageError(f"there are {len(tests)} test sets for {max(groups) + 1} {of}.")
 
 
-def _are_classes(labels: Tensor, outputs: int) -> bool:
+def _are_classes(labels: Any, outputs: int) -> bool:
     """Whether labels of an own loss are class numbers of the model's outputs, so that there is an accuracy."""
-    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    if (
+        not isinstance(labels, Tensor)
+        or labels.dim() != 1
+        or labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+    ):
         return False
     return int(labels.min()) >= 0 and int(labels.max()) < outputs
 
 
+def _check_form(part: Stack, train: Stack, who: str, *, padded: bool) -> None:
+    """All rows must have the form of the clients' rows; padded ones may differ in length."""
+    if len(part.columns) != len(train.columns) or part.names != train.names:
+        raise UsageError(
+            f"the rows of {who} have {len(part.columns)} columns {part.names or ''}, those of the clients "
+            f"{len(train.columns)} {train.names or ''}; bring all to one form."
+        )
+    for mine, reference in zip(part.columns[:-1] or part.columns, train.columns, strict=False):
+        if mine.shape[1:] != reference.shape[1:] and not padded:
+            raise UsageError(
+                f"the rows of {who} have shape {tuple(mine.shape[1:])}, those of the clients "
+                f"{tuple(reference.shape[1:])}; bring all to one form."
+            )
+
+
+def _converted(model: FlatModel, dtype: torch.dtype) -> Iterator[str]:
+    """A note where the model's own numbers are shorter than those that are computed with."""
+    if model.start.dtype in (torch.bfloat16, torch.float16):
+        yield f"the model's {str(model.start.dtype).removeprefix('torch.')} parameters are computed in {dtype}. {HALF}"
+
+
+def _probe(task: Supervised, rows: Rows) -> None:
+    """Find dropout and attention, refuse models that keep state, and see whether vmap can run it."""
+    index = torch.zeros(2, dtype=torch.int64, device=rows.offset.device)
+    batch, theta = rows.take(index), task.model.start
+    probe([task.model], lambda: task.loss_by_row(task.outputs(theta, batch), batch.labels))
+    if task.dropout:
+        batch = batch._replace(keys=index)
+    two = torch.stack([theta, theta])
+    columns = tuple(torch.stack([column, column]) for column in batch.columns)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", message="There is a performance drop")  # a loop over clients, hidden
+            vmap(lambda t, rows: task.gradient(t, batch._replace(columns=rows)))(two, columns)
+            vmap(lambda t, rows: task.hvp(t, t, batch._replace(columns=rows)))(two, columns)
+    except Exception as error:
+        task.model.vmaps = False
+        task.model.reason = gist(error)
+
+
 def _prepared(model: FlatModel, part: Stack) -> Stack:
     """The rows in the form that costs the model least."""
+    if part.mapped:
+        return part
     inputs, *others = part.columns
     return replace(part, columns=(model.prepare(inputs), *others))
 
 
 def _outputs(task: Supervised, rows: Rows) -> int:
     """The number of outputs, found by running the model on two rows; a misfit is explained."""
-    inputs = rows.all().inputs[:2]
+    index = torch.arange(min(2, int(rows.count)), device=rows.offset.device)
+    inputs = task.inputs(rows.take(index))
     try:
         with torch.no_grad():
             out = task.model(task.model.start, inputs)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise UsageError(
-            f"the model does not take inputs of shape {tuple(inputs.shape)}: {str(error).splitlines()[0]}"
-        ) from None
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        shapes = " and ".join(str(tuple(t.shape)) for t in (inputs if isinstance(inputs, tuple) else (inputs,)))
+        given = f" given as {', '.join(task.model.names)}" if task.model.names else ""
+        raise UsageError(f"the model does not take inputs of shape {shapes}{given}: {_first_line(error)}") from None
     return int(out.shape[1]) if out.dim() > 1 else 1
 
 
@@ -277,11 +359,11 @@ def _check_loss(task: Supervised, rows: Rows) -> None:
     batch = rows.take(index)
     try:
         with torch.no_grad():
-            losses = task.loss_by_row(task.model(task.model.start, batch.inputs), batch.labels)
+            losses = task.loss_by_row(task.outputs(task.model.start, batch), batch.labels)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise UsageError(
             f"the loss does not take the model's outputs with labels of shape {tuple(batch.labels.shape)}: "
-            f"{str(error).splitlines()[0]}"
+            f"{_first_line(error)}"
         ) from None
     if not isinstance(losses, Tensor) or losses.shape != (2,):
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -289,3 +371,7 @@ def _check_loss(task: Supervised, rows: Rows) -> None:
             f"the loss gives {shape} for two rows, not one number per row; take its unreduced form, "
             'for example nn.CrossEntropyLoss(reduction="none").'
         )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from coterie.errors import UsageError
 from coterie.measures import Measure, declared, stored
+from coterie.plugins import label
 
 T = TypeVar("T")
 
@@ -47,12 +48,12 @@ class Run:
     @property
     def method(self) -> str:
         """The method's name."""
-        return str(self.config["run"].get("method", "?"))
+        return label(str(self.config["run"].get("method", "?")))
 
     @property
     def problem(self) -> str:
         """The problem's name."""
-        return str(self.config["run"].get("problem", "?"))
+        return label(str(self.config["run"].get("problem", "?")))
 
     @property
     def seed(self) -> int:

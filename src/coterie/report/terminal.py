@@ -23,6 +23,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
+from coterie import plugins
 from coterie.experiment.build import Parts
 from coterie.experiment.guard import MEASURE
 from coterie.experiment.processes import Job, Watch, rounds_done
@@ -265,7 +266,8 @@ class LiveDisplay:
         self._task = self._bar.add_task(self.name, total=run.rounds, completed=done, measure="")
         if not self.is_baseline:
             place = f"{parts.fed.n} clients, {parts.config.federation.mode}, {run.dtype} on {run.device}"
-            self.console.print(f"[bold]{run.method}[/bold] on [bold]{run.problem}[/bold], seed {run.seed}: {place}")
+            method, problem = plugins.label(run.method), plugins.label(run.problem)
+            self.console.print(f"[bold]{method}[/bold] on [bold]{problem}[/bold], seed {run.seed}: {place}")
             for note in parts.problem.notes:
                 self.console.print(f"note: {escape(note)}", soft_wrap=True)
         if done:

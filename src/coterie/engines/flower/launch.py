@@ -21,6 +21,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
 from coterie.numerics import Draw
+from coterie.plugins import label
 
 APP = "coterie_run"
 SIMULATED = "Flower's simulation runtime: clients are called in processes of Ray, which take some seconds to start."
@@ -128,8 +129,8 @@ def cost_text(config: Config, clients: int) -> str:
             lower.append(f"method.{key}={max(2, 4 * value)} (steps between exchanges, now {value})")
     lower.append(f"run.rounds (now {config.run.rounds})")
     return (
-        f"Flower starts a process at every client for every exchange. {config.run.method}: {config.run.rounds} rounds "
-        f"× {each} exchanges × about {once:.0f} s = {_time(total)} on this machine. "
+        f"Flower starts a process at every client for every exchange. {label(config.run.method)}: "
+        f"{config.run.rounds} rounds × {each} exchanges × about {once:.0f} s = {_time(total)} on this machine. "
         f"Lower it with --set: {'; '.join(lower)}."
     )
 

@@ -144,7 +144,7 @@ class LearnedWeights(FedAvg):
         self, theta: Tensor, before: dict[str, Tensor], states: list[dict[str, Tensor]], w: Tensor, fine: Tensor
     ) -> ArrayRecord:
         """The new model as arrays; what is not trained (running statistics) is averaged with the same weights."""
-        new = dict(self.flat.state_dict(theta))
+        new = self.flat.parameters(theta)
         kept = [state for state, ok in zip(states, fine.tolist(), strict=True) if ok]
         for name in before.keys() - new.keys():
             columns = torch.stack([state[name] for state in kept])

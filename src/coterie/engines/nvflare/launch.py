@@ -14,7 +14,7 @@ from nvflare.collab import CollabRecipe
 from nvflare.recipe.poc_env import PocEnv
 
 from coterie.engines.follow import follow, how_to_resume, interruptible, read_result, stderr_logger
-from coterie.engines.lifetime import Lifetime, free_ports, notice
+from coterie.engines.lifetime import Lifetime, free_ports, notice, with_variable
 from coterie.engines.nvflare.app import Client, Server
 from coterie.engines.nvflare.compute import sealed
 from coterie.errors import RunError
@@ -116,9 +116,7 @@ def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
     project = life.folder / "project.yml"
     project.write_text(json.dumps(_project(sites, port, admin_port)), encoding="utf-8")  # JSON is YAML
     life.note(port, admin_port)
-    before = os.environ.get("NVFLARE_POC_WORKSPACE")
-    os.environ["NVFLARE_POC_WORKSPACE"] = str(life.folder / "poc")
-    try:
+    with with_variable("NVFLARE_POC_WORKSPACE", str(life.folder / "poc")):
         poc = PocEnv(
             clients=sites,
             num_clients=len(sites),
@@ -131,10 +129,6 @@ def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
                 yield poc
             finally:
                 poc.stop()
-    finally:
-        os.environ.pop("NVFLARE_POC_WORKSPACE")
-        if before is not None:
-            os.environ["NVFLARE_POC_WORKSPACE"] = before
 
 
 def _project(sites: list[str], port: int, admin_port: int) -> dict[str, Any]:

@@ -28,10 +28,7 @@ from coterie.federation.work import Each, Work
 MAGIC = b"cot1"
 DTYPES = {
     name: getattr(torch, name)
-    for name in (
-        *("float64", "float32", "float16", "bfloat16"),
-        *("int64", "int32", "int16", "int8", "uint8", "bool"),
-    )
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 }
 WORDS = {dtype: name for name, dtype in DTYPES.items()}
 ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coterie.federation.api import Call
 from coterie.federation.local import LocalEngine
+from coterie.federation.mapped import part
 from coterie.federation.remote.codec import WORDS, CodecError, Limits, Names, decode, encode
 from coterie.federation.remote.messages import (
     CLIENT_ERROR,
@@ -309,7 +310,7 @@ def part_of(whole: Stack | None, clients: Iterable[int]) -> Stack | None:
     padding = whole.capacity, whole.ragged
     if bool((offsets[1:] == (offsets + counts)[:-1]).all()):
         first, last = int(offsets[0]), int(offsets[-1] + counts[-1])
-        return Stack(tuple(c[first:last] for c in whole.columns), offsets - offsets[0], counts, padding)
+        return Stack(tuple(part(c, first, last - first) for c in whole.columns), offsets - offsets[0], counts, padding)
     parts = [whole.client(k).columns for k in which.tolist()]
     columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
     return Stack(columns, counts.cumsum(0) - counts, counts, padding)

@@ -22,13 +22,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import Batch, Memory, Rows, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
 from coterie.methods.shared.works import own_rows
-from coterie.numerics import Draw
 from coterie.numerics.control import only_where
-from coterie.problems.base import Problem, View
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 Vector = Tensor
@@ -149,9 +146,11 @@ def output_average(shard: Shard, shared: Tree, private: Tree, static: Static, dr
 
 
 def _difference(task: Any) -> Callable[[Vector, Vector, Batch], Vector]:
-    """∇f_B(x) − ∇f_B(y), both points in one batched pass."""
+    """∇f_B(x) − ∇f_B(y), both points in one batched pass where the model can be run so."""
 
     def difference(x: Vector, y: Vector, batch: Batch) -> Vector:
+        if not getattr(task, "vmaps", True):
+            return task.gradient(x, batch) - task.gradient(y, batch)
         at_x, at_y = vmap(task.gradient, in_dims=(0, None))(torch.stack([x, y]), batch)
         return at_x - at_y
 
@@ -173,22 +172,21 @@ def corrected_steps(
     coins = draw.phase("anchor").bernoulli(svrg.refresh, static.steps)
     y, full, mean = anchor.y, anchor.gradient, anchor.mean
 
-    def moved(x: Vector, offset: Tensor, count: Tensor, *constants: Vector) -> tuple[Vector, Vector]:
-        return x, whole(x, rows.alone(offset, count), *constants)
+    masked = rows.key is not None
+
+    def moved(x: Vector, offset: Tensor, count: Tensor, *others: Vector) -> tuple[Vector, Vector]:
+        key, constants = (others[0], others[1:]) if masked else (None, others)
+        return x, whole(x, replace(rows.alone(offset, count), key=key), *constants)
 
     for t in range(static.steps):
         if svrg.average:
             mean = mean + svrg.share(static.first + t) * (x - mean)
         old = x
         x = x - svrg.step * (difference(x, y, rows.take(index[t])) + full)
-        y, full = only_where(coins[t], moved, (y, full), (old, rows.offset, rows.count, *anchor.constants))
+        key = rows.step(t).key
+        operands = (old, rows.offset, rows.count, *(() if key is None else (key,)), *anchor.constants)
+        y, full = only_where(coins[t], moved, (y, full), operands)
     return x, Anchor(y, full, mean, anchor.constants)
-
-
-class LocalSVRGState(NamedTuple):
-    """The common model."""
-
-    x: Tensor
 
 
 @validated
@@ -222,14 +220,14 @@ def local_svrg(
         'local-svrg'
     """
 
-    def init(problem: Problem, n: int) -> LocalSVRGState:
-        return LocalSVRGState(problem.start)
+    def init(problem: Problem, n: int) -> ModelState:
+        return ModelState(problem.start)
 
-    def round(fed: Federation, s: LocalSVRGState, draw: Draw) -> LocalSVRGState:
+    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         total = steps or five_epochs(fed, batch)
         svrg = SVRGSteps(step, local_steps, refresh, total, batch, average, convexity)
         w = fed.sizes.to(s.x) if weights == "sizes" else torch.ones(fed.n).to(s.x)
-        return LocalSVRGState(solve(fed, "model", s.x, w / w.sum(), svrg, draw.phase("model")))
+        return ModelState(solve(fed, "model", s.x, w / w.sum(), svrg, draw.phase("model")))
 
     return Method("local-svrg", init, round, lambda s: View(s.x))
 

@@ -14,16 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.compressed.fedsep import Seed, server_gain, sketch_of
 from coterie.methods.compressed.replicas import Replicas
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
 from coterie.numerics.lasso import least_norm
 from coterie.numerics.sketches import Kind, Sketch
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 

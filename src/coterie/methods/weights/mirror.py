@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import RESULT, Batch, Federation, Rows, Shard, Static, Work, work
-from coterie.federation.tree import Tree, row
+from coterie.federation import RESULT, Batch, Rows, Shard, Static, Tree, Work, work
+from coterie.federation.tree import row
+from coterie.methods.base import Draw, Federation, Problem
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import draw_batch, goal_rows
-from coterie.numerics import Draw
-from coterie.problems.base import Problem
 from coterie.settings import BatchSize
 
 Data = Literal["validation", "train", "fresh"]

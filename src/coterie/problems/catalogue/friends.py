@@ -13,6 +13,7 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_attackers
 from coterie.problems.data.digits import digits
+from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive
@@ -28,6 +29,7 @@ def friends(
     validation: Count = 60,
     test: Count = 400,
     everyone: bool = False,
+    skew: Positive | None = None,
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
     strength: Positive | None = None,
@@ -79,7 +81,7 @@ def friends(
         own["groups"] = [0 if k < friends else 1 for k in range(clients)]
         shards = [(inputs[third:], labels[third:]) for inputs, labels in shards]
     problem = weighting(
-        shards,
+        thinned(shards, skew, draw.phase("skew")),
         (x[:validation], y[:validation]),
         net,
         "cross_entropy",

@@ -31,6 +31,7 @@ from coterie.problems.base import Context
 from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_attackers
 from coterie.problems.data.examples import DataSet, Examples, Scale
 from coterie.problems.data.load import load
+from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive
@@ -99,6 +100,7 @@ def groups(
     validation: Count | None = None,
     test: Count | None = None,
     everyone: bool = False,
+    skew: Positive | None = None,
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
     strength: Positive | None = None,
@@ -149,8 +151,9 @@ def groups(
         own["tests"] = [tested, *(rows(away, kind, test or plan.test, draw.phase("other test")) for kind in both[1:])]
         own["groups"] = [both.index(kind) for kind in kinds]
 
+    shards = [rows(home, kind, train or plan.train, draw.phase("train").client(node)) for node, kind in owners]
     problem = weighting(
-        [rows(home, kind, train or plan.train, draw.phase("train").client(node)) for node, kind in owners],
+        thinned(shards, skew, draw.phase("skew")),
         view(home.examples, valid, target),
         FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
         "cross_entropy",

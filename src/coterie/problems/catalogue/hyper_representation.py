@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, accuracies, deal, dense, draws, source
+from coterie.problems.data.dealt import Data, Partition, Split, accuracies, deal, dense, draws, source
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
 from coterie.problems.tasks.variables import Bound
-from coterie.settings import Count, NonNegative
+from coterie.settings import Count, NonNegative, Positive
 
 
 class HeadLoss:
@@ -48,6 +48,7 @@ def hyper_representation(
     clients: Count = 20,
     partition: Partition = "iid",
     classes: Count = 2,
+    alpha: Positive = 0.5,
     hidden: Count = 200,
     ridge: NonNegative = 0.01,
     test: Count = 400,
@@ -65,7 +66,7 @@ def hyper_representation(
     """
     draw = draws(context, "hyper-representation")
     images, held_out = source(data, test, draw.phase("test"))
-    dealt = deal(images, held_out, clients, partition, classes, 0.5, draw)
+    dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.5, draw)
     net = dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)
     backbone, head = net[:-1], net[-1]
     tested = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)

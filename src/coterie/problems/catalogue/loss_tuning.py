@@ -18,12 +18,12 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, accuracies, deal, dense, draws, source
+from coterie.problems.data.dealt import Data, Partition, Split, accuracies, deal, dense, draws, source
 from coterie.problems.data.examples import Examples as Images
 from coterie.problems.data.partition import long_tail
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.tasks.variables import Bound
-from coterie.settings import Count, NonNegative
+from coterie.settings import Count, NonNegative, Positive
 
 
 class VSLoss:
@@ -58,6 +58,7 @@ def loss_tuning(
     clients: Count = 10,
     partition: Partition = "iid",
     classes: Count = 2,
+    alpha: Positive = 0.5,
     imbalance: Annotated[float, Field(ge=1.0)] = 20.0,
     hidden: list[Count] = [200, 100],  # noqa: B006
     ridge: NonNegative = 0.001,
@@ -87,7 +88,7 @@ def loss_tuning(
         )
     kept = long_tail(images.y, n, max(1, round(n / imbalance)), draw.phase("tail"))
     tail = Images(images.x[kept], images.y[kept])
-    dealt = deal(tail, held_out, clients, partition, classes, 0.8, draw)
+    dealt = deal(tail, held_out, clients, Split(partition, classes, alpha), 0.8, draw)
     counts = torch.bincount(tail.y, minlength=10)
     weights = (counts.sum() / (10 * counts.clamp(min=1))).to(context.device, context.dtype)
     x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)

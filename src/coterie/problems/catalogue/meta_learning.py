@@ -12,7 +12,7 @@ from torch.func import grad
 
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, accuracies, deal, dense, draws, source
+from coterie.problems.data.dealt import Data, Partition, Split, accuracies, deal, dense, draws, source
 from coterie.problems.models import FlatModel
 from coterie.problems.nested import Compositional, NestedProblem, batch_mean
 from coterie.settings import Count, Positive
@@ -41,6 +41,7 @@ def meta_learning(
     clients: Count = 10,
     partition: Partition = "shards",
     classes: Count = 2,
+    alpha: Positive = 0.5,
     hidden: Count = 32,
     adaptation: Positive = 0.5,
     test: Count = 400,
@@ -59,7 +60,7 @@ def meta_learning(
     """
     draw = draws(context, "meta-learning")
     images, held_out = source(data, test, draw.phase("test"))
-    dealt = deal(images, held_out, clients, partition, classes, 0.5, draw)
+    dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.5, draw)
     model = FlatModel(dense([hidden, 10], tuple(images.x.shape[1:]), context.seed))
     model = model.to(dtype=context.dtype, device=context.device)
     adapted = Adapted(model, adaptation)

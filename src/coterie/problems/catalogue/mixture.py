@@ -35,8 +35,9 @@ from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_a
 from coterie.problems.data.examples import Examples
 from coterie.problems.data.goemotions import goemotions
 from coterie.problems.data.load import load
+from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
-from coterie.problems.models.text import DEFAULT_ENCODER, TextClassifier, open_encoder
+from coterie.problems.models.text import DEFAULT_ENCODER, TextClassifier, open_encoder, with_adapters
 from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive, Probability
@@ -86,8 +87,10 @@ def mixture(
     friends: Count | None = None,
     rows: Count | None = None,
     validation: Annotated[int, Field(ge=0)] | None = None,
+    skew: Positive | None = None,
     encoder: Name | None = None,
     fine_tune: bool = False,
+    lora: Count | None = None,
     tokens: Count = 64,
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
@@ -96,7 +99,7 @@ def mixture(
 ) -> Weighting:
     """The target knows some classes, friends mix them with others, and strangers have none of them.
 
-    The settings encoder, fine_tune and tokens are for goemotions, where model names the head.
+    The settings encoder, fine_tune, lora and tokens are for goemotions, where model names the head.
 
     Args:
         share: α, share of the target's classes in a friend's rows.
@@ -104,6 +107,7 @@ def mixture(
         validation: validation rows per class; 0 for none.
         encoder: text encoder by name or folder.
         fine_tune: train the encoder too, not only the head.
+        lora: train LoRA adapters of this rank in the encoder, and the head; the encoder itself is fixed.
         tokens: longest text in tokens.
         attack_from: first round in which the attackers attack.
 
@@ -118,18 +122,22 @@ def mixture(
     friends = friends or min(plan.friends, clients)
     if friends > clients:
         raise UsageError(f"problem.friends is {friends}, but there are only {clients} clients; lower it.")
-    if data != "goemotions" and (encoder is not None or fine_tune):
+    if data != "goemotions" and (encoder is not None or fine_tune or lora):
         raise UsageError(
-            f"problem.encoder and problem.fine_tune are for texts, and {data} are images; use problem.data=goemotions."
+            "problem.encoder, problem.fine_tune and problem.lora are for texts, and "
+            f"{data} are images; use problem.data=goemotions."
         )
+    if fine_tune and lora:
+        raise UsageError("problem.fine_tune trains the whole encoder, problem.lora adapters of it; choose one of them.")
     draw, wanted = Draw.of(context.seed).phase("mixture"), plan.validation if validation is None else validation
     if data == "goemotions":
-        source = _comments(encoder or DEFAULT_ENCODER, fine_tune, tokens, model or plan.model, wanted, draw, context)
+        tuning = Tuning(encoder or DEFAULT_ENCODER, fine_tune, lora, tokens)
+        source = _comments(tuning, model or plan.model, wanted, draw, context)
     else:
         source = _images(data, model or plan.model, wanted, draw, context)
-    parts = _dealt(source, share, clients, friends, rows or plan.rows, draw.phase("train"))
+    dealt = _dealt(source, share, clients, friends, rows or plan.rows, draw.phase("train"))
     problem = weighting(
-        [(source.train.x[mine], source.train.y[mine]) for mine in parts],
+        thinned([(source.train.x[mine], source.train.y[mine]) for mine in dealt], skew, draw.phase("skew")),
         (source.valid.x, source.valid.y) if len(source.valid.y) else None,
         FlatModel(source.net),
         "cross_entropy",
@@ -215,15 +223,25 @@ def _images(data: str, model: str, validation: int, draw: Draw, context: Context
     return Source(train, standard(chosen), standard(left), net, HOME, NEAR, FAR)
 
 
-def _comments(
-    name: str, fine_tune: bool, tokens: int, model: str, validation: int, draw: Draw, context: Context
-) -> Source:
+class Tuning(NamedTuple):
+    """A text encoder, and what of it is trained: all, LoRA adapters of a rank, or nothing."""
+
+    encoder: str
+    whole: bool
+    lora: int | None
+    tokens: int
+
+
+def _comments(tuning: Tuning, model: str, validation: int, draw: Draw, context: Context) -> Source:
     found = goemotions()
     home = found.ekman["joy"]
-    encoder = open_encoder(name)
+    encoder, tokens = open_encoder(tuning.encoder), tuning.tokens
+    trained = tuning.whole or tuning.lora is not None
+    if tuning.lora is not None:
+        encoder = with_adapters(encoder, tuning.lora, context.seed)
     parts = (found.train, found.dev, found.test)
     texts = [text for part in parts for text in part.texts]
-    x = encoder.tokenize(texts, tokens) if fine_tune else encoder.embed(texts, tokens)
+    x = encoder.tokenize(texts, tokens) if trained else encoder.embed(texts, tokens)
     train, dev, test = (
         Examples(some, part.y)
         for some, part in zip(torch.split(x, [len(part.y) for part in parts]), parts, strict=True)
@@ -235,12 +253,12 @@ def _comments(
         train,
         Examples(dev.x[chosen], dev.y[chosen]),
         Examples(test.x[tested], test.y[tested]),
-        TextClassifier(encoder, head) if fine_tune else head,
+        TextClassifier(encoder, head) if trained else head,
         home,
         (found.neutral,),
         tuple(emotions for group, emotions in found.ekman.items() if group != "joy"),
         fills=True,
-        block=TUNED_AT_ONCE if fine_tune else None,
+        block=TUNED_AT_ONCE if trained else None,
     )
 
 

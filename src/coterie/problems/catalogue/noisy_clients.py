@@ -19,9 +19,10 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.examples import DataSet, Examples
 from coterie.problems.data.load import load
+from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
-from coterie.settings import Count, Name
+from coterie.settings import Count, Name, Positive
 
 CLEAN = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
 
@@ -49,6 +50,7 @@ def noisy_clients(
     per_class: Count = 20,
     noisy_rows: Count | None = None,
     test: Count = 400,
+    skew: Positive | None = None,
 ) -> Weighting:
     """Three clean clients that split the classes; all others have random labels.
 
@@ -84,7 +86,7 @@ def noisy_clients(
     best = torch.zeros(clients, dtype=torch.float64)
     best[: len(CLEAN)] = torch.tensor([len(classes) / source.classes for classes in CLEAN], dtype=torch.float64)
     return weighting(
-        shards,
+        thinned(shards, skew, draw.phase("skew")),
         (scale(train.x[valid]), train.y[valid]),
         FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
         "cross_entropy",

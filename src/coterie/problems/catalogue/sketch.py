@@ -13,7 +13,7 @@ from coterie.problems.data.dealt import source
 from coterie.problems.data.partition import partition as parts_of
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
-from coterie.settings import Count, Name
+from coterie.settings import Count, Name, Positive
 
 
 def sketch(
@@ -22,8 +22,9 @@ def sketch(
     data: Literal["digits", "mnist", "fashion-mnist", "cifar10"] = "digits",
     model: Name = "conv4",
     clients: Count = 10,
-    partition: Literal["iid", "classes"] = "iid",
+    partition: Literal["iid", "classes", "dirichlet", "quantity"] = "iid",
     classes: Count = 2,
+    alpha: Positive = 0.5,
     test: Count = 400,
 ) -> Weighting:
     """A convolutional network learnt over a slow connection, i.i.d. or by classes; there is no target.
@@ -41,7 +42,7 @@ def sketch(
     (x, y), held_out = source(data, test, draw.phase("test part"))
     mean, deviation = x.mean(), x.std()
     x, x_test = (t.sub_(mean).div_(deviation) for t in (x, held_out.x))  # fresh copies, and large
-    dealt = parts_of(partition, y, clients, classes, draw.phase("partition"))
+    dealt = parts_of(partition, y, clients, classes, draw.phase("partition"), alpha)
     return weighting(
         [(x[rows], y[rows]) for rows in dealt],
         None,

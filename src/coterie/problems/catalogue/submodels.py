@@ -22,12 +22,12 @@ from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.dealt import source
-from coterie.problems.data.partition import partition
+from coterie.problems.data.partition import partition as deal_out
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.submodel import Anatomy, anatomy
 from coterie.problems.tasks.supervised import RowLoss, Supervised, cross_entropy
 from coterie.problems.weighting import Weighting, weighting
-from coterie.settings import Count, Name, Probability
+from coterie.settings import Count, Name, Positive, Probability
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
@@ -101,7 +101,9 @@ def submodels(
     model: Name = "small-cnn-norm",
     width: Count | None = None,
     clients: Count | None = None,
+    partition: Literal["classes", "dirichlet", "quantity"] = "classes",
     classes: Count = 2,
+    alpha: Positive = 0.5,
     rows: Count | None = None,
     capacities: list[Probability] | None = None,
     public: Annotated[int, Field(ge=0)] | None = None,
@@ -140,7 +142,9 @@ def submodels(
     if wanted >= len(y):
         raise UsageError(f"{data} has {len(y)} training rows; problem.public = {wanted} leaves none. Lower it.")
     open_rows, own = order[:wanted], order[wanted:]
-    dealt = [own[mine] for mine in _dealt(y[own], clients, classes, rows, draw.phase("partition"))]
+    dealt = [
+        own[mine] for mine in _dealt(y[own], clients, Split(partition, classes, alpha), rows, draw.phase("partition"))
+    ]
     shares = _shares(capacities)
     wide = width or (plan.width if model.startswith("small-cnn") else None)
     net = build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed, wide)
@@ -201,11 +205,22 @@ def _shares(capacities: list[float] | None) -> tuple[float, ...]:
     return SHARES if capacities is None else tuple(sorted(set(capacities), reverse=True))
 
 
-def _dealt(labels: Tensor, clients: int, classes: int, rows: int | None, draw: Draw) -> list[Tensor]:
-    """Row numbers by client; with a limit, equally many of each class within it."""
-    parts = partition("classes", labels, clients, classes, draw)
+class Split(NamedTuple):
+    """How images are dealt: the partition, its classes per client, its α."""
+
+    partition: str
+    classes: int
+    alpha: float
+
+
+def _dealt(labels: Tensor, clients: int, split_by: Split, rows: int | None, draw: Draw) -> list[Tensor]:
+    """Row numbers by client; with a limit, equally many of each class within it (as they come, where skewed)."""
+    classes = split_by.classes
+    parts = deal_out(split_by.partition, labels, clients, classes, draw, split_by.alpha)
     if rows is None:
         return parts
+    if split_by.partition != "classes":
+        return [mine[:rows] for mine in parts]
     if rows < classes:
         raise UsageError(
             f"problem.rows = {rows} is less than one row of each of problem.classes = {classes}; raise it."

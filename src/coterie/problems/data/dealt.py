@@ -14,7 +14,7 @@ from coterie.problems.data.load import load
 from coterie.problems.data.partition import partition, split
 
 Data = Literal["digits", "mnist", "fashion-mnist"]
-Partition = Literal["iid", "shards"]
+Partition = Literal["iid", "shards", "dirichlet", "quantity"]
 
 
 class Dealt(NamedTuple):
@@ -37,16 +37,29 @@ def source(data: str, test: int, draw: Draw) -> tuple[Images, Images]:
     return Images(scale(x[order[test:]]), y[order[test:]]), Images(scale(x[order[:test]]), y[order[:test]])
 
 
-def deal(images: Images, test: Images, clients: int, how: Partition, classes: int, share: float, draw: Draw) -> Dealt:
+class Split(NamedTuple):
+    """How images are dealt: the partition, its classes per client, its α."""
+
+    partition: Partition
+    classes: int
+    alpha: float
+
+
+def deal(images: Images, test: Images, clients: int, split_by: Split, share: float, draw: Draw) -> Dealt:
     """Deal images by the partition; `share` of a client's rows are for training."""
     mean, std = images.x.mean(), images.x.std()
     x = (images.x - mean) / std
     train, valid = [], []
-    for k, rows in enumerate(partition(how, images.y, clients, classes, draw.phase("partition"))):
+    for k, rows in enumerate(_parts(images, clients, split_by, draw)):
         mine, held_out = split(rows, share, draw.phase("split").client(k))
         train.append((x[mine], images.y[mine]))
         valid.append((x[held_out], images.y[held_out]))
     return Dealt(train, valid, Images((test.x - mean) / std, test.y))
+
+
+def _parts(images: Images, clients: int, split_by: Split, draw: Draw) -> list[Tensor]:
+    name, classes, alpha = split_by
+    return partition(name, images.y, clients, classes, draw.phase("partition"), alpha)
 
 
 def dense(widths: list[int], shape: tuple[int, ...], seed: int) -> nn.Sequential:

@@ -1,13 +1,17 @@
-"""How labelled rows are dealt to clients: row numbers by client, equal in number; what is left over is dropped."""
+"""How rows are dealt to clients: row numbers by client, equal in number but for skewed ones; the rest is dropped."""
 
 from collections import Counter
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from scipy.special import gammaincinv
 from torch import Tensor
 
 from coterie.errors import UsageError, unknown
 from coterie.numerics import Draw
+
+Labelled = tuple[Tensor, Tensor]
 
 
 def iid(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
@@ -46,6 +50,84 @@ def by_class(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Ten
     return [torch.cat([next(pieces[c]) for c in mine]) for mine in holds]
 
 
+def dirichlet(labels: Tensor, clients: int, alpha: float, draw: Draw) -> list[Tensor]:
+    """Every class is shared out among the clients in proportions drawn from Dirichlet(α, …, α) (Hsu et al. 2019).
+
+    So clients differ in their classes and in size; nobody has fewer than two rows.
+    """
+    count = int(labels.max()) + 1
+    shares = _proportions(count, clients, alpha, draw.phase("shares"))
+    order = draw.phase("rows").permutation(len(labels))
+    parts: list[list[Tensor]] = [[] for _ in range(clients)]
+    for c in range(count):
+        mine = order[labels[order] == c]
+        for k, piece in enumerate(torch.split(mine, apportioned(len(mine), shares[c]))):
+            parts[k].append(piece)
+    return _filled([torch.cat(part) for part in parts], len(labels))
+
+
+def quantity(labels: Tensor, clients: int, alpha: float, draw: Draw) -> list[Tensor]:
+    """Sizes in proportions drawn from Dirichlet(α, …, α), rows at random; nobody has fewer than two rows."""
+    share = _proportions(1, clients, alpha, draw.phase("shares"))[0]
+    order = draw.phase("rows").permutation(len(labels))
+    return _filled(list(torch.split(order, apportioned(len(order), share))), len(labels))
+
+
+def thinned(shards: list[Labelled], alpha: float | None, draw: Draw) -> list[Labelled]:
+    """Shards of which clients keep unequal parts: client k keeps, of its rows of class c, a share in proportion to its
+    part of Dirichlet(α, …, α); the client with the largest part keeps all. So sizes and classes become unequal.
+
+    Args:
+        shards: inputs and labels by client.
+        alpha: α; None keeps all rows.
+        draw: the randomness.
+    """
+    if alpha is None:
+        return shards
+    count = max(int(y.max()) for _, y in shards) + 1
+    shares = _proportions(count, len(shards), alpha, draw.phase("shares"))
+    shares = shares / shares.max(dim=1, keepdim=True).values
+    kept = []
+    for k, (x, y) in enumerate(shards):
+        order = draw.phase("rows").client(k).permutation(len(y))
+        place = torch.zeros(len(y), dtype=torch.float64)  # of a row among those of its class, from 0 to 1
+        for c in range(count):
+            mine = order[y[order] == c]
+            place[mine] = torch.arange(len(mine), dtype=torch.float64) / max(1, len(mine))
+        chosen = place < shares[y.long(), k]
+        chosen[place.argsort(stable=True)[:2]] = True  # nobody is left without rows
+        kept.append((x[chosen], y[chosen]))
+    return kept
+
+
+def _proportions(draws: int, clients: int, alpha: float, draw: Draw) -> Tensor:
+    """Rows of Dirichlet(α, …, α), [draws, clients]: Gamma variates by the inverse of their distribution function."""
+    uniform = draw.uniform(draws, clients, dtype=torch.float64).clamp(min=1e-300)
+    gamma = torch.from_numpy(np.asarray(gammaincinv(alpha, uniform.numpy())))
+    largest = torch.nn.functional.one_hot(uniform.argmax(1), clients)  # where all are too small to be told from 0
+    gamma = torch.where(gamma.sum(1, keepdim=True) > 0, gamma, largest.double())
+    return gamma / gamma.sum(1, keepdim=True)
+
+
+def apportioned(rows: int, share: Tensor) -> list[int]:
+    """Whole numbers with this sum, as near to the shares as can be (largest remainders)."""
+    exact = share * rows
+    counts = exact.floor()
+    left = rows - int(counts.sum())
+    counts[(exact - counts).argsort(descending=True, stable=True)[:left]] += 1
+    return [int(count) for count in counts]
+
+
+def _filled(parts: list[Tensor], rows: int) -> list[Tensor]:
+    """The parts, those of fewer than two rows filled up from the largest."""
+    _share(rows, 2 * len(parts), "clients, two to each")
+    while (short := min(range(len(parts)), key=lambda k: len(parts[k]))) is not None and len(parts[short]) < 2:
+        rich = max(range(len(parts)), key=lambda k: len(parts[k]))
+        parts[short], parts[rich] = torch.cat([parts[short], parts[rich][-1:]]), parts[rich][:-1]
+    return parts
+
+
+SKEWED: dict[str, Callable[[Tensor, int, float, Draw], list[Tensor]]] = {"dirichlet": dirichlet, "quantity": quantity}
 PARTITIONS: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {
     "iid": iid,
     "shards": shards,
@@ -53,10 +135,21 @@ PARTITIONS: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {
 }
 
 
-def partition(name: str, labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
-    """The partition of that name."""
+def partition(name: str, labels: Tensor, clients: int, classes: int, draw: Draw, alpha: float = 0.5) -> list[Tensor]:
+    """The partition of that name.
+
+    Args:
+        name: one of `PARTITIONS` or `SKEWED`.
+        labels: the label of each row.
+        clients: how many parts.
+        classes: classes per client, for those that use it.
+        draw: the randomness.
+        alpha: α of the Dirichlet distribution, for those that use it.
+    """
+    if name in SKEWED:
+        return SKEWED[name](labels, clients, alpha, draw.phase(name))
     if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
+        raise unknown("partition", name, [*PARTITIONS, *SKEWED])
     return PARTITIONS[name](labels, clients, classes, draw.phase(name))
 
 

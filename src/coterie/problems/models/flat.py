@@ -1,30 +1,54 @@
 """A model is a specification and one flat vector θ ∈ R^d; un-flattening is views.
 
-The module becomes a pure function of (θ, inputs). Batch norm uses the statistics of the batch at hand and keeps no
-running buffers, so clients cannot share them by accident; dropout is off. Other buffers, and parameters that need no
-gradient (a frozen encoder), are constants.
+The module becomes a pure function of (θ, inputs, keys). With keys, one per row, dropout is on and its masks are drawn
+from them; without keys it is off. Batch norm uses the statistics of the batch at hand; what it needs after training is
+computed once (`models/statistics.py`), so clients cannot share running buffers by accident. Other buffers, and
+parameters that need no gradient (a frozen encoder below an adapter), are constants.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coterie.errors import UsageError
 from coterie.problems.models.layers import PatchConv2d
+from coterie.problems.models.masks import Masks
+from coterie.problems.models.probing import current_probe
+
+Inputs = Tensor | tuple[Tensor, ...]
+Buffers = Mapping[str, Tensor]
+NO_BUFFERS: Buffers = MappingProxyType({})
+SPECIAL = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.Transformer)
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class FlatModel:
-    """θ ↦ module, for any nn.Module. The given module is copied, never changed."""
+    """θ ↦ module, for any nn.Module. The given module is copied, never changed.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        module: the module, with the start in its parameters.
+        names: the names of the module's arguments, where inputs are given by name.
+    """
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...] = ()) -> None:
         self._module = deepcopy(module).eval()
-        self.mixes_rows = False
-        for part in self._module.modules():
+        self._trainer: nn.Module | None = None
+        self.names = names
+        self.dropout = self.attention = self.mixes_rows = False
+        self.vmaps, self.reason = True, ""
+        self.normalised: tuple[str, ...] = ()
+        for name, part in self._module.named_modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 part.train()
+                if part.running_mean is not None:
+                    self.normalised += (name,)
                 part.track_running_stats = False
                 part.running_mean = part.running_var = part.num_batches_tracked = None
                 self.mixes_rows = True
@@ -42,16 +66,65 @@ class FlatModel:
         parts = torch.split(theta, [length for _, _, length in self._layout])
         return {name: part.view(shape) for (name, shape, _), part in zip(self._layout, parts, strict=True)}
 
-    def __call__(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """The module's output at θ."""
-        return functional_call(self._module, self.unflatten(theta), (inputs,))
+    def __call__(self, theta: Tensor, inputs: Inputs, keys: Tensor | None = None) -> Tensor:
+        """The module's output at θ.
+
+        Args:
+            theta: the parameters.
+            inputs: the module's argument, or its arguments in order.
+            keys: one key per row, from which the masks of dropout are drawn; without them dropout is off.
+        """
+        probe = current_probe()
+        if probe is not None:
+            rows = inputs if isinstance(inputs, Tensor) else inputs[0]
+            with Masks(torch.arange(len(rows), device=rows.device)) as masks:
+                output = self._run(self.trainer, theta, inputs)
+            self.dropout |= masks.drawn > 0
+            self.attention |= masks.attention
+            probe.append(output)
+            return output
+        if keys is None or not self.dropout:
+            return self._run(self._module, theta, inputs)
+        with Masks(keys):
+            return self._run(self.trainer, theta, inputs)
+
+    def _run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
+        values = inputs if isinstance(inputs, tuple) else (inputs,)
+        args, named = ((), dict(zip(self.names, values, strict=True))) if self.names else (values, {})
+        with _differentiable_attention() if self.attention else nullcontext():
+            return _tensor(functional_call(module, self.unflatten(theta), args, named))
+
+    @property
+    def unknown(self) -> bool:
+        """Whether it has parts of which only a trial tells what they do in forward."""
+        return any(
+            isinstance(part, SPECIAL) or not type(part).__module__.startswith(("torch.nn.modules.", "coterie."))
+            for part in self._module.modules()
+        )
+
+    @property
+    def trainer(self) -> nn.Module:
+        """The module in training mode; its tensors are those of the module itself."""
+        if self._trainer is None:
+            self._trainer = self._skeleton().train()
+        return self._trainer
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that calls run: for training, and for evaluation."""
+        return self.trainer, self._module
+
+    def _skeleton(self) -> nn.Module:
+        """A copy of the module with the same tensors."""
+        own = (*self._module.parameters(), *self._module.buffers())
+        return deepcopy(self._module, {id(tensor): tensor for tensor in own})
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """What the model makes of inputs whatever θ is, to be done once and for all; the model takes both forms."""
         first = self._module[0] if isinstance(self._module, nn.Sequential) else self._module
         return first.prepare(inputs) if isinstance(first, PatchConv2d) else inputs
 
-    def activation_numbers(self, inputs: Tensor) -> int:
+    def activation_numbers(self, inputs: Inputs) -> int:
         """How many numbers all layers put out for these inputs."""
         count = 0
 
@@ -70,28 +143,101 @@ class FlatModel:
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "FlatModel":
         """The same model for other numbers or another device."""
+        self._trainer = None
         moved = deepcopy(self)
         moved._module = moved._module.to(device=device, dtype=dtype)
         moved.start = self.start.to(device=device, dtype=dtype)
         return moved
 
-    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
-        """θ as the module's ordinary named parameters, for saving."""
-        values = dict(self._module.named_parameters()) | self.unflatten(theta)
-        return {name: value.detach().clone() for name, value in values.items()}
+    def called_with(self, names: tuple[str, ...]) -> "FlatModel":
+        """The same model, whose inputs are given by these names."""
+        self.names = names
+        return self
 
-    def state_dicts(self, thetas: Tensor) -> dict[str, Tensor]:
-        """One model per row, named `client_0.name` …; parameters that are not trained are saved once."""
-        names = {name for name, _, _ in self._layout}
-        fixed = {n: t for n, t in self.state_dict(self.start).items() if n not in names}
-        rows = [(f"client_{k}", self.unflatten(theta.detach())) for k, theta in enumerate(thetas)]
-        return fixed | {f"{client}.{name}": value.clone() for client, row in rows for name, value in row.items()}
+    def parameters(self, theta: Tensor) -> dict[str, Tensor]:
+        """All parameters at θ by name; tied ones under each of their names."""
+        trained = self.unflatten(theta)
+        first = {id(p): name for name, p in self._module.named_parameters()}
+        every = self._module.named_parameters(remove_duplicate=False)
+        return {name: trained.get(first[id(p)], p).detach().clone() for name, p in every}
 
-    def module(self, theta: Tensor) -> nn.Module:
-        """An ordinary module with these parameters."""
+    def state_dict(self, theta: Tensor, buffers: Buffers = NO_BUFFERS) -> dict[str, Tensor]:
+        """θ as the module's ordinary state, for saving: parameters and buffers.
+
+        Args:
+            theta: the parameters.
+            buffers: running statistics of batch norm; without them these buffers are missing.
+        """
+        values = self.parameters(theta)
+        constants = {name: value for name, value in self._module.state_dict().items() if name not in values}
+        return values | {name: value.detach().clone() for name, value in (constants | dict(buffers)).items()}
+
+    def state_dicts(self, thetas: Tensor, buffers: Buffers = NO_BUFFERS) -> dict[str, Tensor]:
+        """One model per row, named `client_0.name` …; what is not trained is saved once."""
+        every = self._module.named_parameters(remove_duplicate=False)
+        own = {name for name, p in every if p.requires_grad}
+        saved = {name: value for name, value in self.state_dict(self.start).items() if name not in own}
+        for k, theta in enumerate(thetas):
+            row = self.state_dict(theta, {name: values[k] for name, values in buffers.items()})
+            saved |= {f"client_{k}.{name}": row[name] for name in row if name in own or name in buffers}
+        return saved
+
+    def module(self, theta: Tensor, buffers: Buffers = NO_BUFFERS) -> nn.Module:
+        """An ordinary module with these parameters, for evaluation.
+
+        Args:
+            theta: the parameters.
+            buffers: running statistics of batch norm; without them it goes on to use those of the batch at hand.
+        """
         copy = deepcopy(self._module)
-        copy.load_state_dict(self.state_dict(theta), strict=False)
+        fill(copy, buffers)
+        copy.load_state_dict(self.state_dict(theta, buffers))
         return copy
+
+    def frozen_at(self, buffers: Buffers) -> nn.Module:
+        """The module for evaluation whose batch norm, as far as statistics are known, uses these; for `run`."""
+        skeleton = self._skeleton()
+        fill(skeleton, buffers)
+        return skeleton
+
+    def run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
+        """The output of another form of the module at θ."""
+        return self._run(module, theta, inputs)
+
+
+@contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """Attention by plain products: torch's quick kernels have no second derivative, or none at all."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def fill(module: nn.Module, buffers: Buffers) -> None:
+    """Give batch norm the running statistics that are known, by their names in the module's state."""
+    for name in {name.rpartition(".")[0] for name in buffers}:
+        part: Any = module.get_submodule(name)
+        part.track_running_stats = True
+        for key in STATISTICS:
+            setattr(part, key, buffers[f"{name}.{key}".lstrip(".")])
+        part.eval()
+
+
+def _tensor(output: Any) -> Tensor:
+    """The tensor of a module's output; models of the transformers library put it into `logits`."""
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise TypeError(
+        f"it returns a {type(output).__name__}, where a tensor (or an object with .logits) with one row per input row "
+        "is needed; wrap it in a module that picks the tensor"
+    )
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.util import find_spec
 from math import sqrt
@@ -92,11 +92,14 @@ class Encoder:
 
 
 class TextClassifier(nn.Module):
-    """Encoder and head as one network over token numbers, to be tuned as a whole."""
+    """Encoder and head as one network over token numbers, to be tuned as a whole; the encoder's own dropout is off."""
 
     def __init__(self, encoder: Encoder, head: nn.Module) -> None:
         super().__init__()
         self.encoder, self.head, self.pad = encoder.network, head, encoder.pad
+        for part in self.encoder.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[n, l] token numbers to [n, outputs]."""
@@ -113,6 +116,29 @@ def pooled(network: nn.Module, tokens: Tensor, pad: int) -> Tensor:
     states = network(input_ids=tokens, attention_mask=mask).last_hidden_state
     mean = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
     return mean * (sqrt(mean.shape[1]) / mean.norm(dim=1, keepdim=True))
+
+
+def with_adapters(encoder: Encoder, rank: int, seed: int) -> Encoder:
+    """The encoder with LoRA adapters (Hu et al. 2022) at queries and values; nothing else of it is trained.
+
+    Args:
+        encoder: the pretrained encoder.
+        rank: the rank of every adapter.
+        seed: fixes how adapters start; their product starts at 0.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise UsageError(
+            "problem.lora needs the package peft, which is not installed; get it with pip install 'coterie[lora]'."
+        ) from None
+    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["query", "value"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = inject_adapter_in_model(settings, encoder.network)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    return replace(encoder, network=network.eval())
 
 
 def padded(lists: list[list[int]], pad: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, gist
 from coterie.federation import Batch, Stack
 from coterie.numerics import Draw
 
@@ -119,7 +119,7 @@ def _scalar(loss: Callable[..., Tensor], x: Tensor, y: Tensor, batch: Batch, nam
 
 
 def _curvature(task: Any, train: Stack, name: str) -> None:
-    """Second derivatives and vmap must work, on one batch."""
+    """Second derivatives must work, on one batch."""
     batch = train.client(0).take(torch.zeros(2, dtype=torch.int64, device=train.counts.device))
     x, y = task.x.start, task.y.start
     try:
@@ -130,10 +130,16 @@ def _curvature(task: Any, train: Stack, name: str) -> None:
             f"second derivatives of {name} fail ({str(error).splitlines()[0]}); build it from torch operations that "
             "are twice differentiable."
         ) from error
+
+
+def why_not_at_once(task: Any, train: Stack) -> str:
+    """Why vmap cannot run the losses for many clients at once; empty where it can."""
+    batch = train.client(0).take(torch.zeros(2, dtype=torch.int64, device=train.counts.device))
+    x, y = task.x.start, task.y.start
     try:
-        vmap(lambda y_: task.inner_gradient(x, y_, batch))(torch.stack([y, y]))
+        vmap(lambda x_: task.direct_gradient(x_, y, batch))(torch.stack([x, x]))
+        if task.kind != "single-level":
+            vmap(lambda y_: task.inner_gradient(x, y_, batch))(torch.stack([y, y]))
     except Exception as error:
-        raise UsageError(
-            f"{name} cannot be run for many clients at once ({str(error).splitlines()[0]}); use torch.where instead "
-            "of if on values, and no .item()."
-        ) from error
+        return f"{gist(error)}; use torch.where instead of if on values, and no .item()"
+    return ""

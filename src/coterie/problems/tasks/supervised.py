@@ -3,7 +3,7 @@
 A loss is given by row, so that padding rows count for nothing and means over unequal shards are exact.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -12,10 +12,12 @@ from torch import Tensor
 
 from coterie.errors import UsageError, unknown
 from coterie.federation import Batch, Rows
+from coterie.federation.mapped import MappedColumn
 from coterie.numerics.compiled import Fused
 from coterie.numerics.control import transformed
 from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector
 from coterie.problems.models import FlatModel
+from coterie.problems.models.flat import Inputs
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
@@ -80,6 +82,21 @@ class Supervised:
         return self.model.mixes_rows
 
     @property
+    def vmaps(self) -> bool:
+        """Whether its derivatives can be taken for many clients, or at many points, at once."""
+        return self.model.vmaps
+
+    @property
+    def reason(self) -> str:
+        """Why not, where it cannot."""
+        return self.model.reason
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the model drops units in training, so that batches need keys."""
+        return self.model.dropout
+
+    @property
     def softmax_regression(self) -> bool:
         """Whether the derivatives are known by hand: a linear model with cross-entropy."""
         return self.model.linear and self.loss_by_row is cross_entropy
@@ -91,9 +108,17 @@ class Supervised:
         """The same task for other numbers or another device."""
         return replace(self, model=self.model.to(dtype=dtype, device=device))
 
+    def inputs(self, batch: Batch) -> Inputs:
+        """What the model is given: all columns but the labels."""
+        return batch.columns[:-1] if len(batch.columns) > 2 else batch.inputs
+
+    def outputs(self, theta: Tensor, batch: Batch) -> Tensor:
+        """The model's outputs; dropout is on where the batch has keys."""
+        return self.model(theta, self.inputs(batch), batch.keys)
+
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """The mean loss of a batch, plus ½ l2 ‖θ‖²."""
-        losses = self.loss_by_row(self.model(theta, batch.inputs), batch.labels)
+        losses = self.loss_by_row(self.outputs(theta, batch), batch.labels)
         mean = losses.mean() if batch.weight is None else (losses * batch.weight).sum() / batch.weight.sum()
         return mean + 0.5 * self.l2 * theta.square().sum() if self.l2 else mean
 
@@ -116,6 +141,8 @@ class Supervised:
 
     def compiled(self) -> "Supervised":
         """The same task with its derivatives compiled at first use."""
+        if self.dropout or self.model.names:
+            raise UsageError("run.compile takes models with one input and without dropout; leave it out.")
         plain = replace(self, fused=None)
 
         def gradient(theta: Tensor, *operands: Tensor) -> Tensor:
@@ -140,7 +167,7 @@ class Supervised:
                 continue
             # the mean over a block of padding alone would be 0/0: ask it with weight 1 and count it 0 times
             kept = batch.weight.sum()
-            total = total + oracle(Batch(batch.columns, torch.where(kept > 0, batch.weight, 1.0))) * kept
+            total = total + oracle(batch._replace(weight=torch.where(kept > 0, batch.weight, 1.0))) * kept
         return total / rows.count
 
     def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
@@ -161,7 +188,7 @@ class Supervised:
         Activations are counted on two rows by hooks; the factor stands for what autograd keeps beside them.
         """
         sample = rows.take(torch.zeros(2, dtype=torch.int64, device=rows.offset.device))
-        activations = self.model.activation_numbers(sample.inputs) // 2
+        activations = self.model.activation_numbers(self.inputs(sample)) // 2
         per_row = sum(c[:1].numel() * c.element_size() for c in rows.columns)
         width = self.model.start.element_size()
         at_once = capacity if self.mixes_rows else min(capacity, self.block)
@@ -171,7 +198,7 @@ class Supervised:
         """Mean loss and share of right answers (1 where there are no classes) over all rows, [2]; under vmap too."""
 
         def of(batch: Batch) -> Tensor:
-            outputs = self.model(theta, batch.inputs)
+            outputs = self.outputs(theta, batch)
             losses = self.loss_by_row(outputs, batch.labels)
             right = torch.ones_like(losses) if self.classes is None else (outputs.argmax(1) == batch.labels).to(losses)
             both = torch.stack([losses, right])
@@ -183,30 +210,34 @@ class Supervised:
         """Rows whose layers' outputs are small enough to be kept by the allocator: larger ones go back to the system
         after every layer, which takes nearly as long as the arithmetic.
         """
-        numbers = self.model.activation_numbers(rows.take(rows.offset.new_zeros(1)).inputs)
+        numbers = self.model.activation_numbers(self.inputs(rows.take(rows.offset.new_zeros(1))))
         return max(64, min(self.block, QUICK_BYTES // max(1, numbers * self.model.start.element_size())))
 
-    def outputs(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def outputs_and_labels(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """The model's outputs for all rows, and their labels; without gradients."""
         with torch.no_grad():
-            if self.mixes_rows:
-                return self.model(theta, rows.all().inputs), rows.all().labels
-            blocks = list(rows.blocks(self._quick_block(rows)))
-            return torch.cat([self.model(theta, b.inputs) for b in blocks]), torch.cat([b.labels for b in blocks])
+            blocks: Iterable[Batch] = [rows.all()] if self.mixes_rows else rows.blocks(self._quick_block(rows))
+            pairs = [(self.outputs(theta, batch), batch.labels) for batch in blocks]
+            outputs, labels = (torch.cat(column) for column in zip(*pairs, strict=True))
+            return outputs, labels
 
     def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
         """Loss and, for classes, accuracy over all rows, named `prefix_loss` and `prefix_accuracy`."""
         with torch.no_grad():
-            outputs, labels = self.outputs(theta, rows)
+            outputs, labels = self.outputs_and_labels(theta, rows)
             measures = {f"{prefix}_loss": float(self.loss_by_row(outputs, labels).mean())}
             if self.classes is not None:
                 measures[f"{prefix}_accuracy"] = float((outputs.argmax(1) == labels).cpu().double().mean())
             return measures
 
 
-def check_labels(task: Supervised, labels: Tensor, who: str) -> None:
+def check_labels(task: Supervised, labels: Tensor | MappedColumn, who: str) -> None:
     """Class labels must be integers within range; a wrong one would fail deep inside a kernel."""
     if task.classes is None:
+        return
+    if isinstance(labels, MappedColumn):
+        for columns in labels.table.scan():
+            check_labels(task, columns[labels.number], who)
         return
     if labels.is_floating_point():
         raise UsageError(f"the labels of {who} are {labels.dtype}; cross-entropy needs integer class numbers.")

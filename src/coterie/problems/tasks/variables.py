@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from coterie.errors import UsageError
 from coterie.numerics.memo import Memoised
 from coterie.problems.models import FlatModel
+from coterie.problems.models.probing import current_probe
 
 Variable = Tensor | nn.Module | FlatModel | Mapping[str, Any]
 
@@ -23,12 +24,14 @@ class Bound(NamedTuple):
     flat: Tensor
     memoised: Memoised | None = None
     inputs: Tensor | None = None
+    keys: Tensor | None = None
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The module's output."""
-        if self.memoised is not None and inputs is self.inputs:
-            return self.memoised(self.flat, inputs)
-        return self.model(self.flat, inputs)
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The module's output on these inputs; with dropout where the batch has keys."""
+        known = self.memoised is not None and self.keys is None and current_probe() is None
+        if known and self.memoised is not None and len(inputs) == 1 and inputs[0] is self.inputs:
+            return self.memoised(self.flat, inputs[0])
+        return self.model(self.flat, inputs if len(inputs) > 1 else inputs[0], self.keys)
 
 
 class Flat:
@@ -66,26 +69,32 @@ class Flat:
         return own or any(part.mixes_rows for part in (self._parts or {}).values())
 
     @property
+    def models(self) -> list[FlatModel]:
+        """The modules among the parts."""
+        own = [] if self._model is None else [self._model]
+        return own + [model for part in (self._parts or {}).values() for model in part.models]
+
+    @property
     def linear(self) -> bool:
         """Whether it is one linear map with offset."""
         return self._model is not None and self._model.linear
 
-    def __call__(self, theta: Tensor) -> Any:
-        """The variable at θ, made of views."""
+    def __call__(self, theta: Tensor, keys: Tensor | None = None) -> Any:
+        """The variable at θ, made of views; modules draw the masks of dropout from a batch's keys."""
         if self._model is not None:
-            return Bound(self._model, theta)
+            return Bound(self._model, theta, keys=keys)
         if self._parts is None:
             return theta.view(self.shape)
-        return {key: part(t) for (key, part), t in zip(self._parts.items(), self._split(theta), strict=True)}
+        return {key: part(t, keys) for (key, part), t in zip(self._parts.items(), self._split(theta), strict=True)}
 
-    def fixed(self, theta: Tensor, inputs: Tensor) -> Any:
+    def fixed(self, theta: Tensor, inputs: Tensor, keys: Tensor | None = None) -> Any:
         """The variable at θ where θ is a constant: what modules make of these inputs is computed once."""
         if self._model is not None:
-            return Bound(self._model, theta, self._memoised, inputs)
+            return Bound(self._model, theta, self._memoised, inputs, keys if self._model.dropout else None)
         if self._parts is None:
             return self(theta)
         split = zip(self._parts.items(), self._split(theta), strict=True)
-        return {key: part.fixed(t, inputs) for (key, part), t in split}
+        return {key: part.fixed(t, inputs, keys) for (key, part), t in split}
 
     def clear(self) -> None:
         """Forget all values of earlier calls."""
