@@ -170,6 +170,38 @@ def test_a_named_problem_is_the_command_lines(tmp_path: Path) -> None:
         coterie.problem("quadratic", client=4)
 
 
+def test_what_no_file_holds_is_resumed_from_python(tmp_path: Path) -> None:
+    named = coterie.problem("quadratic", clients=3)
+    more: dict[str, Any] = {"mode": "vmap", "observer": Interrupt(2)}
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "method": (replace(fedavg(step=0.1), name="mine"), {}),
+        "schedule": (fedavg(step=lambda t: 0.1), {}),
+        "stop": (fedavg(step=0.1), {"stop": lambda record: False}),
+        "start": (fedavg(step=0.1), {"start": torch.ones(8)}),
+    }
+    for name, (method, options) in cases.items():
+        with pytest.raises(coterie.Stopped, match=r"the same call of coterie\.fit"):
+            coterie.fit(named, method, 3, out=tmp_path / name, **options, **more)
+        del more["observer"]
+        assert coterie.fit(named, method, 3, out=tmp_path / name, **options, **more).summary["rounds"] == 3
+        more["observer"] = Interrupt(2)
+        with pytest.raises(UsageError):
+            resume(tmp_path / name, quiet)
+
+
+def test_a_stored_fit_has_its_running_statistics(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    problem = made(model=net)
+    fits = [fit(problem, fedavg(step=0.1, batch=4), 2, out=tmp_path / "a") for _ in range(2)]
+    one, two = (result.model.state_dict() for result in fits)
+    assert float(one["1.running_mean"].abs().sum()) > 0
+    for name, value in one.items():
+        assert torch.equal(value, two[name])
+    assert fits[0].ledger.as_dict() == fits[1].ledger.as_dict()
+    again = fit(problem, fedavg(step=0.1, batch=4), 1, start=fits[0].model)
+    assert again.history[0]["test_loss"] == pytest.approx(fits[0].history[-1]["test_loss"], abs=1e-6)
+
+
 SCRIPT = """
 import os, signal, sys, torch, coterie
 class Kill:

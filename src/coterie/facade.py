@@ -32,11 +32,13 @@ from coterie.experiment.records import prepare
 from coterie.experiment.run import finished, recorded_tables
 from coterie.fitted import Fit, Fits
 from coterie.methods import Method
+from coterie.methods.registry import method_entry
 from coterie.problems.base import Problem, View
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.nested import NestedProblem
 from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting
+from coterie.schedules import FUNCTION
 from coterie.settings import checked
 from coterie.stop import Rule, rule
 from coterie.storage import sole_user, sweep, write_atomically
@@ -191,7 +193,7 @@ def fit(
         raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
     values = {
         "method": method.name,
-        "problem": problem.name if isinstance(problem, Named) else OWN_DATA,
+        "problem": problem.name if isinstance(problem, Named) and start is None else OWN_DATA,
         "rounds": rounds,
         "record": record,
         "checkpoint": checkpoint,
@@ -251,7 +253,7 @@ class _Call:
     def parts(self, seed: int, folder: Path | None) -> Parts:
         """The live objects, with everything refused that can be refused before the first round."""
         values = {**self.run, "seed": seed}
-        named = self.problem if isinstance(self.problem, Named) else None
+        named = self.problem if isinstance(self.problem, Named) and self.start is None else None
         if isinstance(self.problem, Problem):
             values["dtype"] = str(self.problem.start.dtype).removeprefix("torch.")
             values["device"] = str(self.problem.start.device)
@@ -261,7 +263,10 @@ class _Call:
         machine.require(run.portable)
         check_schedules(self.method, run.rounds)
         config = Config(run, dict(self.method.settings), dict(named.settings) if named else {}, FederationTable())
-        problem = make_problem(config) if isinstance(self.problem, Named) else self.problem
+        problem = self.problem
+        if isinstance(problem, Named):
+            wanted = replace(config, problem=dict(problem.settings)).with_run(problem=problem.name)
+            problem = make_problem(wanted)
         if self.start is not None:
             problem = with_start(problem, self.start(seed) if callable_start(self.start) else self.start)
         check_needs(self.method, problem, run.problem)
@@ -286,7 +291,7 @@ class _Call:
         else:
             prepare(folder, force=False)
         again = f"the same call of coterie.fit with out={str(folder)!r}"
-        if isinstance(self.problem, Named):
+        if parts.config.run.problem != OWN_DATA and self.is_data():
             again = f"coterie resume {folder}"
         with sole_user(folder):
             if begun and finished(folder, parts.config.run) is not None:
@@ -296,6 +301,15 @@ class _Call:
             write_atomically(folder / "config.toml", _record(folder / "config.toml", parts.config).encode())
             more: dict[str, Any] = {"stop": self.stop, "again": again, "notes": notes}
             return run_rounds(parts, folder, self.observer, resume=begun, **more)
+
+    def is_data(self) -> bool:
+        """Whether the method and the rule of stopping are what a file can hold, so that the command line resumes."""
+        try:
+            method_entry(self.method.name)
+        except UsageError:
+            return False
+        functions = [*(plan.data for plan in self.method.schedules.values()), self.run["stop"]]
+        return not any(isinstance(data, str) and data.startswith(FUNCTION) for data in functions)
 
 
 def _record(file: Path, config: Config) -> str:
