@@ -128,8 +128,10 @@ def test_the_folder_is_that_of_the_command_line(tmp_path: Path) -> None:
     [
         ({"method": meritfed(step=0.25, batch=4)}, r"made with method\.step = 0\.5, not 0\.25; .* another out="),
         ({"seed": 1}, r"made with run\.seed = 0, not 1"),
-        ({"problem": made(l2=0.0, target=shards()[2])}, "made with the problem's rows or start, not others"),
-        ({"start": net(1)}, "made with the problem's rows or start"),
+        ({"problem": made(l2=0.0, target=shards()[2])}, "made with a problem of other rows, or of another start"),
+        ({"start": net(1)}, "made with a problem of other rows, or of another start"),
+        ({"norm": 2.0}, r"federation\.norm = not set, not 2\.0"),
+        ({"problem": coterie.problem("quadratic"), "method": fedavg()}, "made with"),
         ({"active": 0.5}, r"federation\.active = 1\.0, not 0\.5"),
     ],
 )
@@ -166,6 +168,38 @@ def test_a_named_problem_is_the_command_lines(tmp_path: Path) -> None:
         coterie.problem("quadrtic")
     with pytest.raises(UsageError, match="did you mean clients"):
         coterie.problem("quadratic", client=4)
+
+
+def test_what_no_file_holds_is_resumed_from_python(tmp_path: Path) -> None:
+    named = coterie.problem("quadratic", clients=3)
+    more: dict[str, Any] = {"mode": "vmap", "observer": Interrupt(2)}
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "method": (replace(fedavg(step=0.1), name="mine"), {}),
+        "schedule": (fedavg(step=lambda t: 0.1), {}),
+        "stop": (fedavg(step=0.1), {"stop": lambda record: False}),
+        "start": (fedavg(step=0.1), {"start": torch.ones(8)}),
+    }
+    for name, (method, options) in cases.items():
+        with pytest.raises(coterie.Stopped, match=r"the same call of coterie\.fit"):
+            coterie.fit(named, method, 3, out=tmp_path / name, **options, **more)
+        del more["observer"]
+        assert coterie.fit(named, method, 3, out=tmp_path / name, **options, **more).summary["rounds"] == 3
+        more["observer"] = Interrupt(2)
+        with pytest.raises(UsageError):
+            resume(tmp_path / name, quiet)
+
+
+def test_a_stored_fit_has_its_running_statistics(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    problem = made(model=net)
+    fits = [fit(problem, fedavg(step=0.1, batch=4), 2, out=tmp_path / "a") for _ in range(2)]
+    one, two = (result.model.state_dict() for result in fits)
+    assert float(one["1.running_mean"].abs().sum()) > 0
+    for name, value in one.items():
+        assert torch.equal(value, two[name])
+    assert fits[0].ledger.as_dict() == fits[1].ledger.as_dict()
+    again = fit(problem, fedavg(step=0.1, batch=4), 1, start=fits[0].model)
+    assert again.history[0]["test_loss"] == pytest.approx(fits[0].history[-1]["test_loss"], abs=1e-6)
 
 
 SCRIPT = """

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 import coterie
 from coterie import Measure, UsageError, measures
-from coterie.experiment.compare import chosen_measure
+from coterie.experiment.compare import Case, chosen_measure, summarise
+from coterie.experiment.config import load
 from coterie.experiment.tune import Trial, _best
 from coterie.problems.tasks import personal
+from coterie.report import compared
 from coterie.report.charts import AXES, groups, headline
 from coterie.report.page import content
 from coterie.report.results import read
@@ -229,3 +231,18 @@ def test_only_declarations_name_measures() -> None:
         allowed = {"validation_loss"} if path.name == "guard.py" else set()  # the measure of the guard
         allowed |= {"effective_clients", "largest_weight", "friends_weight"} if path.name != "compare.py" else set()
         assert named <= allowed, path
+
+
+def test_a_comparison_shows_the_measure_it_was_asked_for_first(tmp_path: Path) -> None:
+    done = []
+    for method in (coterie.methods.fedavg(step=0.1), coterie.methods.sgd_full(step=0.1)):
+        fit = coterie.fit(problem(measures=[RECALL]), method, rounds=1)
+        case = Case(method.name, 0, load(None, {}, {"run.method": "fedavg", "run.problem": "quadratic"}))
+        fit.save(tmp_path / "runs" / case.name)
+        done.append((case, fit.summary))
+    result = {"methods": ["fedavg", "sgd-full"], "seeds": [0], **summarise(done, "test_loss")}
+    page = compared.save(result, tmp_path).read_text()
+    assert "has the best test loss" in page
+    assert "| test loss |" in (tmp_path / "table.md").read_text()
+    assert summarise(done)["measure"] == "recall"
+    assert result["higher_is_better"] is False

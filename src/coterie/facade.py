@@ -32,11 +32,13 @@ from coterie.experiment.records import prepare
 from coterie.experiment.run import finished, recorded_tables
 from coterie.fitted import Fit, Fits
 from coterie.methods import Method
+from coterie.methods.registry import method_entry
 from coterie.problems.base import Problem, View
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.nested import NestedProblem
 from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting
+from coterie.schedules import FUNCTION
 from coterie.settings import checked
 from coterie.stop import Rule, rule
 from coterie.storage import sole_user, sweep, write_atomically
@@ -191,7 +193,7 @@ def fit(
         raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
     values = {
         "method": method.name,
-        "problem": problem.name if isinstance(problem, Named) else OWN_DATA,
+        "problem": problem.name if isinstance(problem, Named) and start is None else OWN_DATA,
         "rounds": rounds,
         "record": record,
         "checkpoint": checkpoint,
@@ -251,7 +253,7 @@ class _Call:
     def parts(self, seed: int, folder: Path | None) -> Parts:
         """The live objects, with everything refused that can be refused before the first round."""
         values = {**self.run, "seed": seed}
-        named = self.problem if isinstance(self.problem, Named) else None
+        named = self.problem if isinstance(self.problem, Named) and self.start is None else None
         if isinstance(self.problem, Problem):
             values["dtype"] = str(self.problem.start.dtype).removeprefix("torch.")
             values["device"] = str(self.problem.start.device)
@@ -261,7 +263,10 @@ class _Call:
         machine.require(run.portable)
         check_schedules(self.method, run.rounds)
         config = Config(run, dict(self.method.settings), dict(named.settings) if named else {}, FederationTable())
-        problem = make_problem(config) if isinstance(self.problem, Named) else self.problem
+        problem = self.problem
+        if isinstance(problem, Named):
+            wanted = replace(config, problem=dict(problem.settings)).with_run(problem=problem.name)
+            problem = make_problem(wanted)
         if self.start is not None:
             problem = with_start(problem, self.start(seed) if callable_start(self.start) else self.start)
         check_needs(self.method, problem, run.problem)
@@ -286,7 +291,7 @@ class _Call:
         else:
             prepare(folder, force=False)
         again = f"the same call of coterie.fit with out={str(folder)!r}"
-        if isinstance(self.problem, Named):
+        if parts.config.run.problem != OWN_DATA and self.is_data():
             again = f"coterie resume {folder}"
         with sole_user(folder):
             if begun and finished(folder, parts.config.run) is not None:
@@ -296,6 +301,15 @@ class _Call:
             write_atomically(folder / "config.toml", _record(folder / "config.toml", parts.config).encode())
             more: dict[str, Any] = {"stop": self.stop, "again": again, "notes": notes}
             return run_rounds(parts, folder, self.observer, resume=begun, **more)
+
+    def is_data(self) -> bool:
+        """Whether the method and the rule of stopping are what a file can hold, so that the command line resumes."""
+        try:
+            method_entry(self.method.name)
+        except UsageError:
+            return False
+        functions = [*(plan.data for plan in self.method.schedules.values()), self.run["stop"]]
+        return not any(isinstance(data, str) and data.startswith(FUNCTION) for data in functions)
 
 
 def _record(file: Path, config: Config) -> str:
@@ -307,16 +321,25 @@ def _record(file: Path, config: Config) -> str:
 def _check_same(folder: Path, config: Config) -> None:
     """Refuse to go on in the folder of another call, by the first setting that differs."""
     there, here = recorded_tables(folder / "config.toml"), tomllib.loads(config.as_toml())
-    for table in here.keys() - {"version"}:
-        for key, value in here[table].items():
-            made = there.get(table, {}).get(key, value)
-            if made != value and f"{table}.{key}" not in MAY_CHANGE:
-                what = "the problem's rows or start" if key == "fingerprint" else f"{table}.{key} = {made!r}"
-                now = "others" if key == "fingerprint" else f"{value!r}"
-                raise UsageError(
-                    f"{folder} was made with {what}, not {now}; call fit with the same arguments to resume it, or "
-                    "choose another out=."
-                )
+    usual = Config(RunTable(), {}, {}, FederationTable()).settings()  # what a setting is that a file does not hold
+    for table in ("run", "method", "problem", "federation"):
+        made, wanted = there.get(table, {}), here[table]
+        for key in sorted({*made, *wanted}):
+            name = f"{table}.{key}"
+            before, now = (values.get(key, usual.get(name)) for values in (made, wanted))
+            if before == now or name in MAY_CHANGE:
+                continue
+            differs = f"{name} = {_plain(before)}, not {_plain(now)}"
+            if key == "fingerprint":
+                differs = "a problem of other rows, or of another start"
+            raise UsageError(
+                f"{folder} was made with {differs}; call fit with the same arguments to resume it, or choose another "
+                "out=."
+            )
+
+
+def _plain(value: Any) -> str:
+    return "not set" if value is None else repr(value)
 
 
 def fingerprint(problem: Problem) -> str:

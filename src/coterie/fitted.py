@@ -49,7 +49,7 @@ class Plot:
         return f"<coterie.Plot: {self.chart.title}>"
 
     def _repr_svg_(self) -> str:
-        return self.chart.file()
+        return self.chart.file(paper=True)
 
     def _repr_html_(self) -> str:
         return _picture(self.chart)
@@ -71,7 +71,7 @@ class Plot:
 
 def _picture(chart: Chart) -> str:
     """A chart as an image element: its style cannot reach the page around it."""
-    data = b64encode(chart.file().encode()).decode()
+    data = b64encode(chart.file(paper=True).encode()).decode()
     return f'<img alt="{html.escape(chart.title)}" src="data:image/svg+xml;base64,{data}">'
 
 

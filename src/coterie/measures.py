@@ -129,7 +129,7 @@ STANDARD: tuple[Measure, ...] = (
     accuracy("balanced_accuracy", "balanced accuracy", "test"),
     accuracy("validation_accuracy", "validation accuracy", "validation"),
     Measure("objective"),
-    Measure("distance_to_optimum", "distance to the optimum", scale="log"),
+    Measure("distance_to_optimum", "distance to optimum", scale="log"),
     Measure("test_loss", rows="test"),
     Measure("personal_loss", "mean personal loss", rows="test"),
     Measure("validation_loss", rows="validation"),

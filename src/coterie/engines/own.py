@@ -13,6 +13,7 @@ from coterie.experiment.build import (
     Parts,
     check_deployable,
     check_needs,
+    check_schedules,
     federate_remotely,
     run_name,
     with_screened_copies,
@@ -129,6 +130,7 @@ def run_here(
     table = clipped(run_table, checked_table(FederationTable, "federation", federation))
     config = Config(run_table, dict(method.settings), {}, table)
     check_needs(method, problem, OWN)
+    check_schedules(method, run_table.rounds)
     check_deployable(config, method, problem)
     method, table = with_screened_copies(method, config)
     fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules, own_rows=True)

@@ -401,18 +401,6 @@ class _Run:
             f"the values stopped being finite in round {t}; the model of round {t - 1} is kept. Lower {knobs}.",
         )
 
-    def with_buffers(self, view: View, notes: list[str]) -> View:
-        """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
-        if self.parts.config.privacy.clip is not None or not _finite(view.model):
-            return view
-        try:
-            return self.parts.problem.finished(self.parts.fed, view)
-        except RunError as error:
-            notes.append(f"the model has no running statistics of batch norm: {error}")
-            return view
-        finally:
-            self.parts.fed.book.drain()
-
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
         view = self.view(self.done.state)
         config = self.parts.config
@@ -420,10 +408,7 @@ class _Run:
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
         ledger = self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
-        view, best = self.with_buffers(view, notes), self.done.best
-        if best is not None:
-            last = best.round == self.done.rounds
-            best = best._replace(view=view if last else self.with_buffers(best.view, notes))
+        view, best = complete_views(self.parts, view, self.done, notes)
         summary: dict[str, Any] = {
             "method": label(config.run.method),
             "problem": label(config.run.problem),
@@ -476,6 +461,27 @@ class _Run:
         return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events, best)
 
 
+def complete_views(parts: Parts, view: View, done: _Done, notes: list[str]) -> tuple[View, Best | None]:
+    """The last view and the best one with what their models need after training."""
+    last, best = with_buffers(parts, view, notes), done.best
+    if best is None:
+        return last, None
+    return last, best._replace(view=last if best.round == done.rounds else with_buffers(parts, best.view, notes))
+
+
+def with_buffers(parts: Parts, view: View, notes: list[str]) -> View:
+    """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
+    if parts.config.privacy.clip is not None or not _finite(view.model):
+        return view
+    try:
+        return parts.problem.finished(parts.fed, view)
+    except RunError as error:
+        notes.append(f"the model has no running statistics of batch norm: {error}")
+        return view
+    finally:
+        parts.fed.book.drain()
+
+
 def seen(parts: Parts, state: Any) -> View:
     """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
     return parts.method.view(with_recall(state, getattr(parts.fed.engine, "recall", None)))
@@ -510,8 +516,9 @@ def stored(parts: Parts, folder: Path) -> Result:
     done = _Done.of(state, progress, lambda state: seen(parts, state))
     summary = cleaned(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
     events = read_lines(folder / "events.jsonl")
-    ledger = Ledger.from_dict(progress.ledger)
-    return Result(seen(parts, state), _history(folder), ledger, summary, state, [], events, done.best)
+    ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text(encoding="utf-8")))
+    view, best = complete_views(parts, seen(parts, state), done, [])
+    return Result(view, _history(folder), ledger, summary, state, [], events, best)
 
 
 def guarded(parts: Parts) -> bool:

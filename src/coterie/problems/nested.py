@@ -215,7 +215,16 @@ class Nested:
     def on(
         self, train: Sequence[Any], valid: Sequence[Any] | None = None, *, x: Variable, y: Variable, **more: Any
     ) -> NestedProblem:
-        """The problem on these clients: a train shard each for g and, if given, a validation shard each for f."""
+        """The problem on these clients.
+
+        Args:
+            train: one shard per client, for g.
+            valid: one validation shard per client, for f; the train shards if they are not given.
+            x: the start of the outer variable: a tensor, a module, or a dict of these.
+            y: the start of the inner variable.
+            more: measures (a list of `coterie.Measure` beside the two losses, or a function of the `View` instead of
+                them), dtype, device, and `exact`, the solution where it is known.
+        """
         return _problem("bilevel", self.inner, self.outer, x, y, train, valid, **more)
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,6 +153,9 @@ def save(result: Mapping[str, Any], folder: Path) -> Path:
         write_atomically(folder / "table.md", markdown(result).encode())
         write_atomically(folder / "table.tex", latex(result).encode())
     runs, complaints = read_all([folder / run["folder"] for run in result["runs"]])
+    if result["measure"] is not None:  # the page shows it first, too
+        chosen = of_result(result)
+        runs = [replace(run, measures=(chosen, *(m for m in run.measures if m != chosen))) for run in runs]
     return write(folder, runs, complaints, section(result) if result["measure"] is not None else "")
 
 

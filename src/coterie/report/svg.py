@@ -79,13 +79,18 @@ class Chart:
         box = f'viewBox="0 0 {self.width:g} {self.height:g}"'
         return f'<svg {box} role="group" aria-label="{esc(self.title)}">{self.body}</svg>'
 
-    def file(self) -> str:
-        """An SVG file of its own, in light or dark as its reader likes it."""
+    def file(self, *, paper: bool = False) -> str:
+        """An SVG file of its own, in light or dark as its reader likes it.
+
+        Args:
+            paper: whether it has a background, for pages whose own colours do not follow the reader.
+        """
         style = (
             f"svg{{{LIGHT_THEME}}}@media(prefers-color-scheme:dark){{svg{{{DARK_THEME}}}}}{CHART_STYLE}{COLOUR_CLASSES}"
         )
         box = f'viewBox="0 0 {self.width:g} {self.height + 22:g}" width="{self.width:g}" height="{self.height + 22:g}"'
-        head = f'<text class="strong" x="{LEFT}" y="15">{esc(self.title)}</text>'
+        ground = '<rect width="100%" height="100%" fill="var(--paper)"/>' if paper else ""
+        head = f'{ground}<text class="strong" x="{LEFT}" y="15">{esc(self.title)}</text>'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img"><title>{esc(self.title)}</title>'
             f'<style>{style}</style>{head}<g transform="translate(0 22)">{self.body}</g></svg>\n'

@@ -210,6 +210,9 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
             console.print(f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight.")
     console.print()
     console.print(comparison_table(summary))
+    if summary.get("stopped"):
+        text = f"\nStopped early after round {summary['rounds']}: {summary['stopped']}."
+        console.print(text, soft_wrap=True, markup=False)
     events = ", ".join(escape(f"{count} × {kind}") for kind, count in summary.get("events", {}).items())
     if events:
         console.print(f"\nEvents: {events}; events.jsonl says who and why.", soft_wrap=True)
