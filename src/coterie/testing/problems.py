@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.errors import CoterieError
 from coterie.federation import Batch, Call, LocalEngine, Stack, Static
 from coterie.federation.local import Mode
 from coterie.methods.shared.works import gradient
@@ -18,7 +17,7 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context, Problem, View
 from coterie.problems.nested import NestedTask
 from coterie.settings import checked
-from coterie.testing.comparing import ConformanceError, near, require
+from coterie.testing.comparing import failed, near, require
 from coterie.testing.methods import BOTH
 
 SEED = 3
@@ -48,9 +47,8 @@ def check_problem(factory: Callable[..., Problem], **settings: Any) -> list[str]
     for check in CHECKS:
         try:
             check.run(factory if check.of_the_factory else make)
-        except (AssertionError, CoterieError) as error:
-            name = getattr(factory, "__name__", "the problem")
-            raise ConformanceError(f"{name} fails “{check.name}”: {error}. {check.remedy}") from error
+        except Exception as error:  # whatever the problem itself raises
+            raise failed(getattr(factory, "__name__", "the problem"), check.name, error, check.remedy) from error
         passed.append(check.name)
     return passed
 
@@ -223,7 +221,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "the seed makes it",
         the_seed_makes_it,
-        "Draw from torch.Generator().manual_seed(context.seed), or from coterie.numerics.Draw.of(context.seed).",
+        "Draw from torch.Generator().manual_seed(context.seed), and make modules below torch.random.fork_rng() and "
+        "torch.manual_seed(context.seed).",
     ),
     Check(
         "derivatives are those of the losses",
