@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.errors import CoterieError
 from coterie.federation.tree import named_leaves
 from coterie.federation.work import Memory
 
@@ -25,6 +26,19 @@ def require(condition: object, found: str) -> None:
     """
     if not condition:
         raise ConformanceError(found)
+
+
+def failed(name: str, check: str, error: Exception, remedy: str) -> ConformanceError:
+    """The error of a check that failed.
+
+    Args:
+        name: the method or problem.
+        check: the check.
+        error: what it found, or what the method or problem itself raised.
+        remedy: what to change.
+    """
+    found = str(error) if isinstance(error, AssertionError | CoterieError) else f"{type(error).__name__}: {error}"
+    return ConformanceError(f"{name} fails “{check}”: {found.rstrip('.')}. {remedy}")
 
 
 def values(state: Any) -> Iterator[tuple[str, Any]]:
