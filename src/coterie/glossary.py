@@ -66,6 +66,7 @@ METHOD_SETTINGS = {
 }
 
 PROBLEM_SETTINGS = {
+    "alpha": "α of the Dirichlet distribution, where the partition is dirichlet or quantity; smaller is more unequal",
     "attack": "what attacking clients send instead of their update; none switches attacks off",
     "attack_from": "first round in which attackers attack",
     "attackers": "how many clients attack: a number, or a share",
@@ -77,11 +78,10 @@ PROBLEM_SETTINGS = {
     "friends": "number of clients that draw from the target's distribution; they come first",
     "hidden": "hidden units",
     "model": "network by name; `coterie list models` shows all",
-    "alpha": "α of the Dirichlet distribution, where the partition is dirichlet or quantity; smaller is more unequal",
-    "skew": "α of a Dirichlet distribution that makes the clients' sizes and classes unequal; equal if not set",
     "partition": "how rows are distributed over the clients",
     "ridge": "strength of the quadratic penalty that makes a level strongly convex",
     "rows": "training rows per client",
+    "skew": "α of a Dirichlet distribution that makes the clients' sizes and classes unequal; equal if not set",
     "strength": "strength of the attack; each attack has a default",
     "target": "who the target is",
     "test": "test rows",

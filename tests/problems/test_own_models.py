@@ -427,7 +427,7 @@ def test_auto_falls_back_to_one_client_after_the_other_once_and_says_so() -> Non
     fit = coterie.fit(problem(Branching()), coterie.methods.bilevel(steps=2, local_steps=2, batch=3), 3)
     assert fit.summary["events"] == {"warning": 1}
     assert "one after the other" in fit._result.events[0]["reason"]
-    with pytest.raises(WorkError, match=r"cannot be run for many clients at once.*mode = sequential"):
+    with pytest.raises(UsageError, match=r"federation.mode = vmap is impossible: vmap cannot run.*set sequential"):
         coterie.fit(problem(Branching()), coterie.methods.fedavg(), 1, mode="vmap")
 
 

@@ -301,9 +301,11 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
     _check_table(problem, table)
     chunk = table.chunk if table.chunk != "auto" else _chunk(problem, table.memory)
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
+    alone = _one_by_one(problem)
+    if alone is not None and table.mode == "vmap":
+        raise UsageError(f"federation.mode = vmap is impossible: {alone}. Leave it at auto, or set sequential.")
     mode = table.mode if table.mode != "auto" else _mode(problem, engine)
     engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
-    alone = _one_by_one(problem) if table.mode == "auto" else None
     attack = problem.attack
     fed = Federation.on(
         engine if attack is None or not attack.on_uploads else staged(engine, attack),
@@ -311,7 +313,7 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
         screening=screening(table),
         target=table.target,
     )
-    if alone is not None:
+    if alone is not None and table.mode == "auto":
         reason = f"clients are computed one after the other (mode = sequential): {alone}"
         fed.book.events.append({"round": 0, "event": "warning", "reason": clean(reason)})
     if problem.spent is not None:  # learning how to scale its rows has moved something too

@@ -101,6 +101,8 @@ class LocalEngine:
             return "sequential"
         if self.train.mapped or (self.valid is not None and self.valid.mapped):  # one client's rows at a time
             return "sequential"
+        if not getattr(self.task, "vmaps", True):
+            return "sequential"
         info = info_of(call.work)
         if info.whole_pass and self._many_rows:
             return "sequential"
