@@ -363,11 +363,12 @@ class _Run:
         recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
-        ledger = self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
+        self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
         view, best = self.with_buffers(view, notes), self.done.best
         if best is not None:
             last = best.round == self.done.rounds
             best = best._replace(view=view if last else self.with_buffers(best.view, notes))
+        ledger = Ledger.from_dict(self.parts.fed.ledger.as_dict())  # with what that has moved
         summary: dict[str, Any] = {
             "method": config.run.method,
             "problem": config.run.problem,
