@@ -246,7 +246,7 @@ def test_an_unknown_data_set_lists_the_nearest() -> None:
 
 def test_every_loader_is_in_the_table_with_complete_files() -> None:
     names = [entry.name for entry in KNOWN]
-    assert set(LOADERS) | {"goemotions"} == set(names)
+    assert set(LOADERS) | {"goemotions", "heart-disease"} == set(names)
     for entry in KNOWN:
         assert entry.classes > 1
         assert entry.licence

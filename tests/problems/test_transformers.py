@@ -148,6 +148,7 @@ def test_lora_on_minilm_for_goemotions(method: str) -> None:
     made = mixture(Context(0), data="goemotions", lora=2, clients=3, friends=2, rows=8, validation=1, tokens=12)
     assert len(made.start) == 6 * 2 * 2 * (2 * 384) + 384 * 28 + 28
     made = replace(made, test=None)
-    settings = {"mirror_steps": 1, "batch": 4} if method == "meritfed" else {"steps": 2, "local_steps": 2, "batch": 4}
+    common = {"step": 0.02, "batch": 4}
+    settings = {"mirror_steps": 1, **common} if method == "meritfed" else {"steps": 2, "local_steps": 2, **common}
     fit = coterie.fit(made, getattr(coterie.methods, method)(**settings), 2)
     assert fit.history[-1]["validation_loss"] < fit.history[0]["validation_loss"]

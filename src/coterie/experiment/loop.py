@@ -407,8 +407,9 @@ class _Run:
         recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
-        ledger = self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
+        self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
         view, best = complete_views(self.parts, view, self.done, notes)
+        ledger = Ledger.from_dict(self.parts.fed.ledger.as_dict())  # with what that has moved
         summary: dict[str, Any] = {
             "method": label(config.run.method),
             "problem": label(config.run.problem),

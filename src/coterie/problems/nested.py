@@ -339,7 +339,7 @@ def _problem(
     if any(model.unknown for model in task.models):
         _probe(task, rows, goal)
     examine(task, rows, goal)
-    reason = why_not_at_once(task, rows)
+    reason = why_not_at_once(task, rows, goal)
     task = replace(task, vmaps=not reason, reason=reason)
     mixes = task.x.mixes_rows or task.y.mixes_rows or not understands_padding(task, rows, goal)
     task = replace(task, mixes_rows=mixes)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from coterie.errors import WorkError
 from coterie.federation.api import Call
 from coterie.federation.local import LocalEngine
 from coterie.federation.mapped import part
@@ -157,8 +158,9 @@ class Node:
         except (CodecError, PolicyError) as error:
             return encode(Reply(number, Trouble(REFUSED, str(error)[:REASON])))
         except Exception as error:  # a work of the user's may fail in any way; the server shall know, and go on
-            first = (str(error).splitlines() or [""])[0]
-            return encode(Reply(number, Trouble(CLIENT_ERROR, f"{type(error).__name__}: {first}"[:REASON])))
+            own = error.__cause__ if isinstance(error, WorkError) and error.__cause__ is not None else error
+            first = (str(own).splitlines() or [""])[0]  # the server knows the work and the client
+            return encode(Reply(number, Trouble(CLIENT_ERROR, f"{type(own).__name__}: {first}"[:REASON])))
 
     def _order(self, data: bytes) -> Order:
         if len(data) > self.policy.message:

@@ -132,14 +132,17 @@ def _curvature(task: Any, train: Stack, name: str) -> None:
         ) from error
 
 
-def why_not_at_once(task: Any, train: Stack) -> str:
+def why_not_at_once(task: Any, train: Stack, valid: Stack | None) -> str:
     """Why vmap cannot run the losses for many clients at once; empty where it can."""
-    batch = train.client(0).take(torch.zeros(2, dtype=torch.int64, device=train.counts.device))
-    x, y = task.x.start, task.y.start
+    x, y = (torch.stack([start, start]) for start in (task.x.start, task.y.start))
+    oracles = [(task.direct_gradient, train if valid is None else valid)]
+    if task.kind != "single-level":
+        oracles.append((task.inner_gradient, train))
     try:
-        vmap(lambda x_: task.direct_gradient(x_, y, batch))(torch.stack([x, x]))
-        if task.kind != "single-level":
-            vmap(lambda y_: task.inner_gradient(x, y_, batch))(torch.stack([y, y]))
+        for oracle, rows in oracles:
+            few = rows.client(0).take(torch.zeros(2, dtype=torch.int64, device=rows.counts.device)).columns
+            twice = tuple(torch.stack([column, column]) for column in few)
+            vmap(lambda x_, y_, columns, oracle=oracle: oracle(x_, y_, Batch(columns)))(x, y, twice)
     except Exception as error:
         return f"{gist(error)}; use torch.where instead of if on values, and no .item()"
     return ""
