@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from coterie import plugins
+from coterie.cli.compare import _by_method
 from coterie.consent import VARIABLE, allowing
 from coterie.engines.load import load_node, read_config
 from coterie.engines.own import ClientData
 from coterie.errors import UsageError
 from coterie.experiment.build import node_of
+from coterie.experiment.compare import plan
 from coterie.experiment.config import load, resolve
 from coterie.federation import naming
 from coterie.federation.remote.codec import CodecError
@@ -114,6 +116,33 @@ def test_a_file_is_run_resumed_with_consent_and_told_if_it_changed(coterie: Comm
     assert coterie("resume", "r", "--allow-code", "elsewhere/mine.py").code == 0
 
 
+def test_code_that_is_typed_is_admitted_for_one_command_also_as_a_network(coterie: Command, tmp_path: Path) -> None:
+    text = "u,v,y\n" + "".join(f"{i % 7},{i % 5},{'ab'[i % 2]}\n" for i in range(20))
+    for name in ("a.csv", "b.csv", "own.csv"):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "nets.py").write_text("from torch import nn\ndef net(shape, n):\n    return nn.Linear(shape[0], n)\n")
+    words = {"clients": "?.csv", "target": "own.csv", "label": "y", "model": "nets.py:net"}
+    sets = [word for key, value in words.items() for word in ("--set", f"problem.{key}={value}")]
+    more = ("--method", "fedavg", "--set", "federation.mode=vmap", "--rounds", 1)
+    done = coterie("run", "--problem", "files", *sets, *more, "--out", "r")
+    assert done.code == 0, done.err
+    assert f'model = "{tmp_path}/nets.py:net"' in (tmp_path / "r" / "config.toml").read_text()
+    assert "--allow-code" in coterie("run", "r/config.toml", "--out", "s").err
+
+
+def test_a_comparison_has_short_names_and_settings_by_them() -> None:
+    names = ["mine.py:soba", "fednest"]
+    common, own = _by_method({"soba.step": 0.2, "mine.py:soba.outer_step": 0.3, "run.rounds": 2}, names)
+    assert common == {"run.rounds": 2}
+    assert own == {"mine.py:soba": {"step": 0.2, "outer_step": 0.3}, "fednest": {}}
+    with allowing(["mine.py"]):
+        base = load(flags={"run.problem": "nested-quadratic", "problem.clients": 3})
+        cases = plan(base, [plugins.canonical(name) for name in names], [0], {})
+    assert [case.name for case in cases] == ["soba-0", "fednest-0"]
+    assert cases[0].config.run.method == str(Path("mine.py").resolve()) + ":soba"
+
+
+@pytest.mark.slow
 def test_workers_of_compare_import_the_file_and_report_its_short_name(coterie: Command, tmp_path: Path) -> None:
     methods = ("--methods", "mine.py:soba,fednest", "--set", "soba.step=0.2", "--seeds", "0", "--jobs", 1)
     done = coterie("compare", *methods, *SMALL, "--out", "c", "--json")

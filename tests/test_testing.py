@@ -14,7 +14,7 @@ from coterie.problems.catalogue.quadratic import quadratic
 from coterie.problems.models import FlatModel
 from coterie.settings import Count, Positive
 from coterie.testing import ConformanceError, check_method, check_problem
-from coterie.testing.methods import CHECKS
+from coterie.testing.methods import CHECKS, SMALL
 
 
 class State(NamedTuple):
@@ -106,7 +106,9 @@ def test_sound_methods_pass_on_problems_of_all_forms() -> None:
     assert check_method(mistaken("none"), quadratic(Context(), clients=4, friends=1, dimension=3, rows=6)) == names
 
 
-def test_what_is_no_method_or_fits_no_problem() -> None:
+def test_what_is_no_method_or_fits_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(SMALL, "submodels")
+    monkeypatch.delitem(SMALL, "friends")
     with pytest.raises(ConformanceError, match="returned a int"):
         check_method(lambda: 5)  # type: ignore[arg-type, return-value]
 

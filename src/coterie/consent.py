@@ -8,8 +8,10 @@ configuration folder:
 
 An entry is a module that Python finds by itself (with it, all modules inside), the path of one `.py` file, or the
 address of a Ray cluster, whose replies can run code here. The current folder is never searched: a file in it is
-admitted by its path, `--allow-code ./mine.py`. Consent belongs to a process. The processes that it starts inherit it by
-an environment variable; no result folder, configuration of a run, checkpoint or message can give it.
+admitted by its path, `--allow-code ./mine.py`. A name of code that is typed on the command line admits its own module
+(`coterie.plugins.typed`), and installing a package admits the factories that it registers. Consent belongs to a
+process. The processes that it starts inherit it by an environment variable; no result folder, configuration of a run,
+checkpoint or message can give it.
 """
 
 import os
