@@ -169,9 +169,7 @@ def test_settings_are_read_as_attributes_and_as_items(tiny):
 
 
 def test_a_missing_setting_explains_itself(tiny):
-    with pytest.raises(
-        WorkError, match=r"unknown_setting fails at client 0: AttributeError: .*given no 'stp', only \['step'\]"
-    ):
+    with pytest.raises(WorkError, match=r"unknown_setting fails at client 0: .*given no 'stp', only \['step'\]"):
         tiny(4).mean(unknown_setting, torch.ones(2), draw=DRAW, step=0.1)
 
 

@@ -29,6 +29,7 @@ from coterie.problems.files.reading import (
 )
 from coterie.problems.files.tables import MISSING
 from coterie.problems.models import FlatModel
+from coterie.problems.models.flat import STATISTICS
 from coterie.storage import cell
 
 LARGEST = 64 << 20  # bytes of preprocess.json
@@ -129,32 +130,36 @@ def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparat
     except (OSError, TypeError, ValueError, RuntimeError, RecursionError, SafetensorError) as error:
         first = clean((str(error).splitlines() or [type(error).__name__])[0])
         raise UsageError(f"the model in {folder} is damaged: {first}.") from None
-    flat = FlatModel(net)  # batch norm as in training: by the rows at hand
-    return flat.module(flat.start), prepared
+    return net, prepared
 
 
 def _filled(name: str, shape: tuple[int, ...], outputs: int, path: Path) -> nn.Module:
-    """The named network with the file's parameters; before memory is taken for it, the two must agree."""
+    """The named network with the file's state; before memory is taken for it, the two must agree.
+
+    Batch norm without running statistics in the file (of earlier versions, or of a private run) uses the rows at hand.
+    """
     make = network(name)
     with safe_open(path, "pt") as file:
         found = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     if ":" not in name:  # a network of coterie's own can be made without memory; admitted code is trusted
         with torch.device("meta"):
-            _same(_parameters(make(shape, outputs, 0)), found)
+            _same(make(shape, outputs, 0), found)
     net = make(shape, outputs, 0)
-    _same(_parameters(net), found)
-    net.load_state_dict(load_file(path), strict=False)  # all parameters; buffers are not stored
-    return net
+    _same(net, found)
+    net.load_state_dict(load_file(path), strict=False)
+    if all(name in found for name, _ in net.named_buffers() if name.endswith(STATISTICS)):
+        return net.eval()
+    flat = FlatModel(net)
+    return flat.module(flat.start)
 
 
-def _parameters(net: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(parameter.shape) for name, parameter in net.named_parameters()}
-
-
-def _same(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
+def _same(net: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
+    wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     if any(name.startswith("client_0.") for name in found):
         raise ValueError("it holds one model per client; predict needs a run that trains one model")
-    odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+    buffers = {name for name, _ in net.named_buffers()}  # earlier versions did not store them
+    names = (wanted.keys() - (buffers - found.keys())) | found.keys()
+    odd = sorted(name for name in names if wanted.get(name) != found.get(name))
     if odd:
         here, there = wanted.get(odd[0], "nothing"), found.get(odd[0], "nothing")
         raise ValueError(f"{odd[0]} should be {here} by its architecture, and the file has {there}")
