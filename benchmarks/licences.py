@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OWN = "coterie"
 GROUPS = {"running": "", "privacy": "privacy", "test": "test", "dev": "dev"}
 GROUPS |= {
-    name: name for name in ("files", "text", "tensorboard", "mlflow", "wandb", "flower", "ray", "nvflare", "docs")
+    name: name
+    for name in ("files", "text", "lora", "tensorboard", "mlflow", "wandb", "flower", "ray", "nvflare", "docs")
 }
 TEXTS = (("MIT", "MIT License"), ("BSD-3-Clause", "BSD 3-Clause"), ("Apache-2.0", "Apache License"))
 
