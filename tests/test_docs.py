@@ -267,13 +267,15 @@ def test_promises_have_as_many_cases_as_their_pages_say(request: pytest.FixtureR
     """Compares with what this run has collected, so it says nothing about files that were left out of it."""
     if request.config.option.keyword or any("::" in argument for argument in request.config.args):
         pytest.skip("a part of a file was chosen")
-    collected = Counter(item.nodeid.partition("[")[0] for item in request.session.items)
+    collected = Counter(
+        (item.nodeid.partition("[")[0], item.get_closest_marker("slow") is not None) for item in request.session.items
+    )
     stated = [
-        (row.page, name, int(cases.split()[0]))
+        (row.page, (name, cases.endswith("slow")), int(cases.split()[0]))
         for page in PROMISES
         for row in promises(page)
         for name, cases in zip(row.tests, row.cases, strict=True)
-        if not cases.startswith("all") and name in collected
+        if not cases.startswith("all") and (name, cases.endswith("slow")) in collected
     ]
     assert stated == [(page, name, collected[name]) for page, name, _ in stated]
 

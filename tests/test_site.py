@@ -17,7 +17,10 @@ from coterie.experiment.config import EngineTable, FaultsTable, FederationTable,
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PACKAGES = ("coterie", *(f"coterie.{name}" for name in ("methods", "problems", "federation", "numerics", "flower")))
+PACKAGES = (
+    "coterie",
+    *(f"coterie.{name}" for name in ("methods", "problems", "federation", "numerics", "flower", "testing")),
+)
 FOREIGN = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
 

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 from coterie import machine
 
 if TYPE_CHECKING:
-    from coterie import methods
+    from coterie import methods, schedules, stop
     from coterie.consent import allow_code
     from coterie.errors import CoterieError, RunError, UsageError
     from coterie.facade import Federation as Federation  # deprecated, see there
-    from coterie.facade import Fit, Stopped, fit
+    from coterie.facade import Stopped, fit, problem
+    from coterie.fitted import Fit, Fits
+    from coterie.measures import Measure
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
     from coterie.problems.weighting import Weighting
 
@@ -21,6 +23,8 @@ __all__ = [
     "Compositional",
     "CoterieError",
     "Fit",
+    "Fits",
+    "Measure",
     "Minimax",
     "Nested",
     "RunError",
@@ -32,6 +36,9 @@ __all__ = [
     "fit",
     "machine",
     "methods",
+    "problem",
+    "schedules",
+    "stop",
 ]
 
 _HOME = {
@@ -40,9 +47,12 @@ _HOME = {
     "UsageError": "coterie.errors",
     "allow_code": "coterie.consent",
     "Federation": "coterie.facade",
-    "Fit": "coterie.facade",
+    "Fit": "coterie.fitted",
+    "Fits": "coterie.fitted",
     "Stopped": "coterie.facade",
     "fit": "coterie.facade",
+    "problem": "coterie.facade",
+    "Measure": "coterie.measures",
     "Compositional": "coterie.problems.nested",
     "Minimax": "coterie.problems.nested",
     "Nested": "coterie.problems.nested",
@@ -51,10 +61,13 @@ _HOME = {
 }
 
 
+_ROOMS = ("methods", "schedules", "stop")
+
+
 def __getattr__(name: str) -> Any:
     """Names are loaded when first used, so that the command line's --help does not wait for torch."""
-    if name == "methods":
-        return import_module("coterie.methods")
+    if name in _ROOMS:
+        return import_module(f"coterie.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'coterie' has no attribute {name!r}")

@@ -8,8 +8,10 @@ configuration folder:
 
 An entry is a module that Python finds by itself (with it, all modules inside), the path of one `.py` file, or the
 address of a Ray cluster, whose replies can run code here. The current folder is never searched: a file in it is
-admitted by its path, `--allow-code ./mine.py`. Consent belongs to a process. The processes that it starts inherit it by
-an environment variable; no result folder, configuration of a run, checkpoint or message can give it.
+admitted by its path, `--allow-code ./mine.py`. A name of code that is typed on the command line admits its own module
+(`coterie.plugins.typed`), and installing a package admits the factories that it registers. Consent belongs to a
+process. The processes that it starts inherit it by an environment variable; no result folder, configuration of a run,
+checkpoint or message can give it.
 """
 
 import os
@@ -83,13 +85,34 @@ def resolve(name: str, setting: str, entries: Iterable[str] | None = None) -> Ca
     if not attribute.isidentifier() or not (is_file or _is_dotted(module)):
         raise UsageError(f"{setting} = {clean(name)!r} is no name of code; write package.module:function.")
     entry = _admission(module, is_file, frozenset(entries) if entries is not None else admitted())
+    if entry is None and is_file and not Path(module).expanduser().exists():
+        raise UsageError(
+            f"{setting} = {clean(name)!r} names code in a file that is not there. If it was moved, and you trust it, "
+            f"add --allow-code with its new path: FOLDER/{clean(Path(module).name)}."
+        )
     if entry is None:
         raise UsageError(
             f"{setting} = {clean(name)!r} names code, and a file that names code does not run it. If you trust "
             f"{clean(module)}, add --allow-code {_remedy(module, is_file)} (in Python: coterie.allow_code(…)), or list "
             f"it under [code] allow in {user_config_path('coterie') / 'config.toml'}."
         )
-    return _defined(_loaded(module, entry, setting), attribute, name, setting)
+    return _defined(_loaded(module, entry, setting), attribute, name, setting, entry)
+
+
+def admits(module: str) -> bool:
+    """Whether this process may import a module, by its dotted name or by the path of its file."""
+    return _admission(module, module.endswith(FILE), admitted()) is not None
+
+
+def load(entry: str, setting: str) -> str:
+    """Import what an operator has listed, a module or the path of a file, and return the name of the module.
+
+    Args:
+        entry: a dotted name, or a path that ends in .py.
+        setting: where the entry stands, for errors.
+    """
+    entry = _entry(entry)
+    return _loaded(entry, entry, setting).__name__
 
 
 def is_address(value: object) -> TypeGuard[str]:
@@ -167,11 +190,15 @@ def _configured(path: Path) -> list[str]:
 def _admission(module: str, is_file: bool, entries: frozenset[str]) -> str | None:
     """The entry that admits a module: the module, a package around it, or a file of that name."""
     if is_file:
-        path = str(Path(module).expanduser().resolve())
-        return path if path in entries else None
+        path = Path(module).expanduser().resolve()
+        if str(path) in entries or path.exists():
+            return str(path) if str(path) in entries else None
+        module = path.stem  # the file was elsewhere when its name was written down
     files = sorted(entry for entry in entries if entry.endswith(FILE) and Path(entry).stem == module)
     if len(files) > 1:
         raise UsageError(f"{module} could be {' or '.join(files)}; admit one of them only.")
+    if is_file:
+        return next(iter(files), None)
     parts = module.split(".")
     packages = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
     return next(iter(files), None) or next((name for name in packages if name in entries), None)
@@ -188,7 +215,12 @@ def _loaded(module: str, entry: str, setting: str) -> ModuleType:
         raise
     except ImportError as error:
         local = Path(f"{module}{FILE}").is_file() and not entry.endswith(FILE)
-        hint = f" The current folder is not searched; admit the file by --allow-code ./{module}{FILE}." if local else ""
+        hint = (
+            f" The current folder is not searched; admit the file by --allow-code ./{module}{FILE}, or name it by its "
+            f"path: {module}{FILE}:…."
+            if local
+            else ""
+        )
         raise UsageError(f"{setting}: {module} cannot be imported: {error}.{hint}") from None
     except Exception as error:  # whatever somebody's own code raises
         raise UsageError(f"{setting}: importing {module} failed: {type(error).__name__}: {error}.") from None
@@ -218,14 +250,14 @@ def _from_file(path: Path, setting: str) -> ModuleType:
     return module
 
 
-def _defined(module: ModuleType, attribute: str, name: str, setting: str) -> Callable[..., Any]:
+def _defined(module: ModuleType, attribute: str, name: str, setting: str, entry: str) -> Callable[..., Any]:
     found = vars(module).get(attribute)
     if found is None:
         raise UsageError(f"{setting}: {module.__name__} has no {attribute!r}.")
     if not callable(found):
         raise UsageError(f"{setting}: {name} is a {type(found).__name__}, not a function.")
     home = getattr(found, "__module__", None)
-    if home != module.__name__:
+    if home != module.__name__ and not f"{home}.".startswith(f"{entry}."):  # a package may gather what it defines
         raise UsageError(
             f"{setting}: {name} is not defined in {module.__name__} but comes from {home}; admit and name that module, "
             "or define a function in your own."
@@ -233,4 +265,15 @@ def _defined(module: ModuleType, attribute: str, name: str, setting: str) -> Cal
     return found
 
 
-__all__ = ["VARIABLE", "admitted", "allow_code", "allowing", "check_address", "is_address", "resolve", "search_path"]
+__all__ = [
+    "VARIABLE",
+    "admits",
+    "admitted",
+    "allow_code",
+    "allowing",
+    "check_address",
+    "is_address",
+    "load",
+    "resolve",
+    "search_path",
+]

@@ -1,188 +1,168 @@
-"""coterie from Python: `fit` trains a problem with a method, and `Fit` is the result."""
+"""coterie from Python: `fit` trains a problem with a method; `Fit` and `Fits`, in `fitted.py`, are the results."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 from warnings import warn
 
-from rich.console import Console
+import tomli_w
+import torch
 from torch import Tensor, nn
 
 from coterie import machine
 from coterie.errors import UsageError
-from coterie.experiment.build import Parts, assemble_locally, check_needs, federate
-from coterie.experiment.config import Config, FederationTable, RunTable, checked_table
-from coterie.experiment.loop import Observer, Result, run_rounds
-from coterie.experiment.records import Records, prepare, save_model
-from coterie.federation.ledger import Ledger
+from coterie.experiment.build import (
+    Parts,
+    assemble_locally,
+    check_needs,
+    check_schedules,
+    federate,
+    make_problem,
+    threads_for,
+)
+from coterie.experiment.checkpoint import MAY_CHANGE
+from coterie.experiment.config import OWN_DATA, PLATFORM, Config, FederationTable, RunTable, checked_table
+from coterie.experiment.loop import Observer, Result, check_stop, run_rounds, stored
+from coterie.experiment.records import prepare
+from coterie.experiment.run import finished, recorded_tables
+from coterie.fitted import Fit, Fits
 from coterie.methods import Method
-from coterie.problems.base import Problem
+from coterie.methods.registry import method_entry
+from coterie.problems.base import Problem, View
+from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.nested import NestedProblem
+from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting
-from coterie.report.terminal import comparison_table, matrix_report, weights_table
-from coterie.storage import write_atomically, write_json
+from coterie.schedules import FUNCTION
+from coterie.settings import checked
+from coterie.stop import Rule, rule
+from coterie.storage import sole_user, sweep, write_atomically
 
-OWN = "own data"
 KEYS = {"target_at": "target"}
-
-
-@dataclass(frozen=True, repr=False)
-class Fit:
-    """A trained model, who helped, and what it cost; `coterie.fit` returns it.
-
-    Example:
-        >>> import torch, coterie
-        >>> shards = [(torch.randn(20, 4), torch.randn(20)) for _ in range(3)]
-        >>> problem = coterie.Weighting.on(shards, model=torch.nn.Linear(4, 1), loss="squared")
-        >>> fit = coterie.fit(problem, coterie.methods.fedavg(), rounds=2)
-        >>> fit
-        <coterie.Fit by fedavg: finished, 2 rounds>
-        >>> [line["round"] for line in fit.history]
-        [0, 1, 2]
-        >>> fit.model
-        Linear(in_features=4, out_features=1, bias=True)
-    """
-
-    _parts: Parts
-    _result: Result
-
-    @property
-    def weights(self) -> Tensor | None:
-        """Learned client weights [K], if the method learns some; where every client is a target, [K, K] by target."""
-        return self._result.view.weights
-
-    @property
-    def clusters(self) -> list[list[int]]:
-        """Groups of clients that learn from each other, where every client is a target."""
-        if "clusters" not in self.summary:
-            raise UsageError(f"{self.summary['method']} learns no matrix of weights; use methods.collaborate.")
-        return [list(cluster) for cluster in self.summary["clusters"]]
-
-    @property
-    def model(self) -> nn.Module:
-        """The trained model, an ordinary module in evaluation mode; batch norm has running statistics.
-
-        They are those of the clients' training rows at the end, weighed by the learned weights.
-        """
-        if not isinstance(self._parts.problem, Weighting):
-            raise UsageError("a nested problem has no single model; its variables are in fit.variables.")
-        if self._result.view.model.dim() == 2:
-            raise UsageError("every client has its own model here: client k's is fit.models[k].")
-        view = self._result.view
-        return self._parts.problem.task.model.module(view.model, view.buffers)
-
-    @property
-    def best(self) -> nn.Module:
-        """The model of the recorded round with the lowest validation loss; `summary["best"]` has its number."""
-        best = self._result.best
-        if best is None or not isinstance(self._parts.problem, Weighting) or best.view.model.dim() == 2:
-            raise UsageError("there is no best model: it needs validation rows (target=…) and one model for all.")
-        return self._parts.problem.task.model.module(best.view.model, best.view.buffers)
-
-    @property
-    def models(self) -> list[nn.Module]:
-        """The clients' models, where every client is a target."""
-        models = self._result.view.model
-        if not isinstance(self._parts.problem, Weighting) or models.dim() == 1:
-            raise UsageError(f"{self.summary['method']} trains one model for all; it is fit.model.")
-        buffers = self._result.view.buffers
-        own = ({name: values[k] for name, values in buffers.items()} for k in range(len(models)))
-        model = self._parts.problem.task.model
-        return [model.module(theta, mine) for theta, mine in zip(models, own, strict=True)]
-
-    @property
-    def variables(self) -> dict[str, Tensor]:
-        """Every trained tensor by name: a model's parameters, or x and y of a nested problem."""
-        return dict(self._parts.problem.named(self._result.view))
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One entry per recorded round: losses, accuracies, weight statistics, communication."""
-        return self._result.history
-
-    @property
-    def ledger(self) -> Ledger:
-        """What was communicated: rounds, numbers and bytes each way, by cause."""
-        return self._result.ledger
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Outcome and final measures."""
-        return self._result.summary
-
-    def __repr__(self) -> str:
-        return f"<coterie.Fit by {self.summary['method']}: {self.summary['outcome']}, {self.summary['rounds']} rounds>"
-
-    def report(self) -> None:
-        """Print who helped and how good the model is."""
-        console = Console(highlight=False)
-        if "clusters" in self.summary:
-            console.print(matrix_report(self.summary["weights"], self.clusters))
-        elif self.weights is not None:
-            console.print(weights_table(self.weights.tolist(), self._parts.problem.friends))
-        console.print(comparison_table(self.summary))
-
-    def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write a result folder, as `coterie run` does: summary, metrics, weights, ledger and the model.
-
-        Args:
-            folder: where to write; it must be empty or new.
-            force: empty an existing folder first.
-        """
-        folder = Path(folder)
-        prepare(folder, force=force)
-        with Records(folder, {}) as records:
-            for line in self.history:
-                records.metrics(line)
-            for round_, weights in self._result.weights:
-                records.weights(round_, weights)
-            for event in self._result.events:
-                records.event(event)
-            records.flush()
-        write_atomically(folder / "config.toml", self._parts.config.as_record().encode())
-        write_json(folder / "ledger.json", self.ledger.as_dict())
-        write_json(folder / "summary.json", self.summary)
-        metadata = {"format": "pt", "coterie_method": self._parts.method.name}
-        save_model(folder / "model.safetensors", self._parts.problem.named(self._result.view), metadata)
-        if (best := self._result.best) is not None:
-            metadata = {**metadata, "coterie_round": str(best.round)}
-            save_model(folder / "model-best.safetensors", self._parts.problem.named(best.view), metadata)
-        return folder
+SHOWN = 32  # clients, and rows of each, that tell one problem from another
+Start = nn.Module | Mapping[str, Tensor] | Tensor | Fit
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM during `fit`; `fit` is what was trained until then."""
+    """Ctrl-C or SIGTERM during `fit`; `fit` is what was trained until then. With out=, its checkpoint is written."""
 
     def __init__(self, fit: Fit) -> None:
-        super().__init__(f"stopped after {fit.summary['rounds']} rounds")
+        again = fit.summary["message"]
+        super().__init__(f"stopped after {fit.summary['rounds']} rounds{f'; {again}' if again else ''}")
         self.fit = fit
 
 
+@dataclass(frozen=True)
+class Named:
+    """A problem of the registry, made anew for every seed; `coterie.problem` makes it."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "cpu"
+
+
+def problem(
+    name: str, *, dtype: Literal["float32", "float64"] = "float32", device: str = "cpu", **settings: Any
+) -> Named:
+    """A registered problem for `fit`, by the name that `coterie run --problem` takes.
+
+    `fit` makes it with its seed, as the command line does, and a folder of `fit(…, out=…)` can be resumed by
+    `coterie resume`.
+
+    Args:
+        name: see `coterie list problems`.
+        dtype: "float32" or "float64".
+        device: cpu, cuda, cuda:N or mps.
+        settings: of the problem; see `coterie list problems NAME`.
+
+    Example:
+        >>> import coterie
+        >>> quadratic = coterie.problem("quadratic", clients=5)
+        >>> coterie.fit(quadratic, coterie.methods.fedavg(step=0.1), rounds=2).summary["problem"]
+        'quadratic'
+    """
+    return Named(name, checked(problem_entry(name).make, "problem", settings), dtype, device)
+
+
+@overload
 def fit(
-    problem: "Problem | Federation",
+    problem: "Problem | Named | Federation",
     method: Method,
     rounds: int = 100,
     *,
     seed: int = 0,
+    seeds: None = None,
+    start: Start | Callable[[int], Start] | None = None,
+    stop: Rule | str | Callable[[list[dict[str, Any]]], Any] | None = None,
+    out: str | Path | None = None,
     record: int = 1,
+    checkpoint: int = 1,
     threads: int | Literal["auto"] = "auto",
     portable: bool = False,
     observer: Observer | None = None,
     **federation: Any,
-) -> Fit:
+) -> Fit: ...
+@overload
+def fit(
+    problem: "Problem | Named | Federation",
+    method: Method,
+    rounds: int = 100,
+    *,
+    seeds: Sequence[int],
+    start: Start | Callable[[int], Start] | None = None,
+    stop: Rule | str | Callable[[list[dict[str, Any]]], Any] | None = None,
+    out: str | Path | None = None,
+    record: int = 1,
+    checkpoint: int = 1,
+    threads: int | Literal["auto"] = "auto",
+    portable: bool = False,
+    observer: Observer | None = None,
+    **federation: Any,
+) -> Fits: ...
+def fit(
+    problem: "Problem | Named | Federation",
+    method: Method,
+    rounds: int = 100,
+    *,
+    seed: int = 0,
+    seeds: Sequence[int] | None = None,
+    start: Start | Callable[[int], Start] | None = None,
+    stop: Rule | str | Callable[[list[dict[str, Any]]], Any] | None = None,
+    out: str | Path | None = None,
+    record: int = 1,
+    checkpoint: int = 1,
+    threads: int | Literal["auto"] = "auto",
+    portable: bool = False,
+    observer: Observer | None = None,
+    **federation: Any,
+) -> Fit | Fits:
     """Train. The same problem, settings and seed give the same result, bit for bit.
 
     All clients are in this process. Ctrl-C and SIGTERM are raised again as `Stopped`, a KeyboardInterrupt that holds
-    what was trained until then.
+    what was trained until then; with `out`, after the checkpoint is written.
 
     Args:
-        problem: the clients and what they minimise: `coterie.Weighting.on(…)`, `coterie.Nested(…).on(…)` and its like.
-        method: how to train, for example `coterie.methods.meritfed(step=0.1)`.
+        problem: the clients and what they minimise: `coterie.Weighting.on(…)`, `coterie.Nested(…).on(…)` and its like,
+            or a registered one, `coterie.problem("friends")`.
+        method: how to train, for example `coterie.methods.meritfed(step=0.1)`. Its steps may be schedules
+            (`coterie.schedules`), lists, or functions of the round.
         rounds: how many rounds to train.
-        seed: fixes every draw.
+        seed: fixes every draw. A problem of your own starts at its model for every seed, unless `start` says otherwise.
+        seeds: train once for each of these seeds and return `Fits`, with stacked arrays.
+        start: where to start: a module, a state dict, a flat tensor, or an earlier `Fit` (its trained variables); or a
+            function that gives one of these for a seed.
+        stop: when to end early: `coterie.stop.patience("validation_loss", 20)`, its text, or a function of the record
+            (a list with one dict per recorded round) that returns True or a reason.
+        out: a result folder for records and checkpoints, the same that `coterie run` writes. The same call again
+            resumes it, or returns the stored result if it has ended. With seeds, each has its folder below it.
         record: how many rounds lie between two entries of the history.
+        checkpoint: how many rounds lie between two checkpoints, with out.
         threads: how many threads compute.
         portable: whether Intel and AMD shall give the same bits; it needs COTERIE_PORTABLE=1 before torch is used.
         observer: is called with every recorded round.
@@ -204,34 +184,250 @@ def fit(
         _deprecated("coterie.fit(federation, …)", "coterie.fit(problem, method, …)")
         federation = {**problem.options, **federation}
         problem = problem.problem
-    if not isinstance(problem, Problem):
+    if not isinstance(problem, Problem | Named):
         raise UsageError(
-            f"fit takes a problem first, not a {type(problem).__name__}; make one by coterie.Weighting.on(…) or "
-            "coterie.Nested(…).on(…)."
+            f"fit takes a problem first, not a {type(problem).__name__}; make one by coterie.Weighting.on(…), "
+            "coterie.Nested(…).on(…) or coterie.problem(name)."
         )
     if not isinstance(method, Method):
         raise UsageError(f"{method!r} is no method; make one, for example coterie.methods.meritfed(step=0.1).")
     values = {
         "method": method.name,
-        "problem": OWN,
+        "problem": problem.name if isinstance(problem, Named) and start is None else OWN_DATA,
         "rounds": rounds,
-        "seed": seed,
         "record": record,
+        "checkpoint": checkpoint,
         "threads": threads,
         "portable": portable,
-        "dtype": str(problem.start.dtype).removeprefix("torch."),
-        "device": str(problem.start.device),
+        "stop": None if stop is None else rule(stop).data,
         "baselines": [],
     }
-    run = checked_table(RunTable, "run", values)
-    machine.require(run.portable)
-    check_needs(method, problem, OWN)
-    config = Config(run, dict(method.settings), {}, _options(federation))
-    parts = assemble_locally(config, problem, method)
-    done = Fit(parts, run_rounds(parts, None, observer))
-    if done.summary["outcome"] == "stopped":
-        raise Stopped(done)
-    return done
+    ending = None if stop is None else rule(stop)
+    call = _Call(problem, method, values, federation, start, ending, observer)
+    if seeds is None:
+        return call.once(seed, None if out is None else Path(out))
+    if not isinstance(seeds, Iterable) or not list(seeds):
+        raise UsageError(f"seeds is {seeds!r}; give a list of whole numbers, for example seeds=[0, 1, 2].")
+    listed = list(seeds)
+    if len(set(listed)) < len(listed):
+        raise UsageError(f"seeds {listed} name one twice; give each once.")
+    if len(listed) > 1 and isinstance(problem, Problem) and not callable_start(start):
+        warn(
+            "the seeds change the draws but not the start: every fit begins with the same parameters. Give "
+            "start=function of the seed, for example start=lambda seed: make_model(seed), for other starts.",
+            UserWarning,
+            stacklevel=2,
+        )
+    folders = [None if out is None else Path(out) / f"seed-{seed}" for seed in listed]
+    return Fits(tuple(call.once(seed, folder) for seed, folder in zip(listed, folders, strict=True)))
+
+
+def callable_start(start: Any) -> bool:
+    """Whether a start is a function of the seed; modules can be called too, and are none."""
+    return callable(start) and not isinstance(start, nn.Module)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of a call of `fit`, for one seed after the other."""
+
+    problem: Problem | Named
+    method: Method
+    run: Mapping[str, Any]
+    federation: Mapping[str, Any]
+    start: Any
+    stop: Rule | None
+    observer: Observer | None
+
+    def once(self, seed: int, folder: Path | None) -> Fit:
+        """The fit of one seed."""
+        parts = self.parts(seed, folder)
+        notes = []
+        if seed and isinstance(self.problem, Problem) and self.start is None:
+            notes = [f"seed {seed} fixes the draws; the start is the model as it was given, whatever the seed"]
+        done = Fit(parts, self.result(parts, folder, notes), folder)
+        if done.summary["outcome"] == "stopped":
+            raise Stopped(done)
+        return done
+
+    def parts(self, seed: int, folder: Path | None) -> Parts:
+        """The live objects, with everything refused that can be refused before the first round."""
+        values = {**self.run, "seed": seed}
+        named = self.problem if isinstance(self.problem, Named) and self.start is None else None
+        if isinstance(self.problem, Problem):
+            values["dtype"] = str(self.problem.start.dtype).removeprefix("torch.")
+            values["device"] = str(self.problem.start.device)
+        else:
+            values |= {"dtype": self.problem.dtype, "device": self.problem.device}
+        run = checked_table(RunTable, "run", values)
+        machine.require(run.portable)
+        check_schedules(self.method, run.rounds)
+        config = Config(run, dict(self.method.settings), dict(named.settings) if named else {}, FederationTable())
+        problem = self.problem
+        if isinstance(problem, Named):
+            wanted = replace(config, problem=dict(problem.settings)).with_run(problem=problem.name)
+            problem = make_problem(wanted)
+        if self.start is not None:
+            problem = with_start(problem, self.start(seed) if callable_start(self.start) else self.start)
+        check_needs(self.method, problem, run.problem)
+        if named is not None and run.threads == "auto":
+            config = config.with_run(threads=threads_for(problem))
+        elif named is None and folder is not None:
+            config = replace(config, problem={"fingerprint": fingerprint(problem)})
+        known = {} if folder is None else recorded_tables(folder / "config.toml").get("federation", {})
+        options = _options(self.federation)
+        if options.mode == "auto" and known.get("mode") in ("vmap", "sequential"):
+            options = options.model_copy(update={"mode": known["mode"]})  # what was measured when the run began
+        return assemble_locally(replace(config, federation=options), problem, self.method)
+
+    def result(self, parts: Parts, folder: Path | None, notes: list[str]) -> Result:
+        """Train, or go on in the folder; a run that has ended is read."""
+        check_stop(parts, self.stop)
+        if folder is None:
+            return run_rounds(parts, None, self.observer, stop=self.stop, notes=notes)
+        begun = (folder / "config.toml").is_file()
+        if begun:
+            _check_same(folder, parts.config)
+        else:
+            prepare(folder, force=False)
+        again = f"the same call of coterie.fit with out={str(folder)!r}"
+        if parts.config.run.problem != OWN_DATA and self.is_data():
+            again = f"coterie resume {folder}"
+        with sole_user(folder):
+            if begun and finished(folder, parts.config.run) is not None:
+                return stored(parts, folder)
+            sweep(folder)
+            sweep(folder / "checkpoint")
+            write_atomically(folder / "config.toml", _record(folder / "config.toml", parts.config).encode())
+            more: dict[str, Any] = {"stop": self.stop, "again": again, "notes": notes}
+            return run_rounds(parts, folder, self.observer, resume=begun, **more)
+
+    def is_data(self) -> bool:
+        """Whether the method and the rule of stopping are what a file can hold, so that the command line resumes."""
+        try:
+            method_entry(self.method.name)
+        except UsageError:
+            return False
+        functions = [*(plan.data for plan in self.method.schedules.values()), self.run["stop"]]
+        return not any(isinstance(data, str) and data.startswith(FUNCTION) for data in functions)
+
+
+def _record(file: Path, config: Config) -> str:
+    """The text of config.toml; a run that is resumed keeps the platform that it was begun on."""
+    begun_on = recorded_tables(file).get(PLATFORM)
+    return config.as_record() if begun_on is None else f"{config.as_toml()}\n{tomli_w.dumps({PLATFORM: begun_on})}"
+
+
+def _check_same(folder: Path, config: Config) -> None:
+    """Refuse to go on in the folder of another call, by the first setting that differs."""
+    there, here = recorded_tables(folder / "config.toml"), tomllib.loads(config.as_toml())
+    usual = Config(RunTable(), {}, {}, FederationTable()).settings()  # what a setting is that a file does not hold
+    for table in ("run", "method", "problem", "federation"):
+        made, wanted = there.get(table, {}), here[table]
+        for key in sorted({*made, *wanted}):
+            name = f"{table}.{key}"
+            before, now = (values.get(key, usual.get(name)) for values in (made, wanted))
+            if before == now or name in MAY_CHANGE:
+                continue
+            differs = f"{name} = {_plain(before)}, not {_plain(now)}"
+            if key == "fingerprint":
+                differs = "a problem of other rows, or of another start"
+            raise UsageError(
+                f"{folder} was made with {differs}; call fit with the same arguments to resume it, or choose another "
+                "out=."
+            )
+
+
+def _plain(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
+def fingerprint(problem: Problem) -> str:
+    """A digest that tells one problem from another: the start, the sizes of all shards, and some rows of some clients.
+
+    Args:
+        problem: any problem.
+    """
+    digest = blake2b(digest_size=8)
+    chosen = torch.linspace(0, problem.clients - 1, min(problem.clients, SHOWN)).long().tolist()
+    rows = [problem.train.client(k) for k in dict.fromkeys(chosen)]
+    if problem.target is not None and problem.target.valid is not None:
+        rows.append(problem.target.valid)
+    tensors = [problem.start, problem.train.counts]
+    for part in rows:
+        index = torch.arange(min(SHOWN, int(part.count)), device=problem.train.counts.device)
+        tensors += part.take(index).columns
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(
+            f"{tuple(plain.shape)}{plain.dtype}".encode() + plain.view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return digest.hexdigest()
+
+
+def with_start(problem: Problem, start: Start) -> Problem:
+    """The same problem with another start.
+
+    Args:
+        problem: any problem.
+        start: a module or its state dict, a flat tensor, an earlier fit; for a nested problem a dict with x and y.
+    """
+    view = _start_of(problem, start)
+    theta = view.model.detach().to(problem.start).clone()
+    if isinstance(problem, NestedProblem):
+        x, y = copy(problem.task.x), copy(problem.task.y)
+        x.start = theta
+        y.start = y.start if view.inner is None else view.inner.detach().to(y.start).clone()
+        return replace(problem, task=replace(problem.task, x=x, y=y), start=theta)
+    if not isinstance(problem.task, Supervised):
+        return replace(problem, start=theta)
+    model = copy(problem.task.model)
+    model.start = theta
+    task = replace(problem.task, model=model)
+    target = None if problem.target is None else replace(problem.target, task=task)
+    return replace(problem, task=task, target=target, start=theta)
+
+
+def _start_of(problem: Problem, start: Any) -> View:
+    """A start as flat vectors, checked against the problem's own."""
+    if isinstance(start, Fit):
+        view = start._result.view
+        _check_size("the fit's model", view.model, problem.start)
+        if isinstance(problem, NestedProblem) and view.inner is not None:
+            _check_size("the fit's inner variable", view.inner, problem.inner_start)
+        return view
+    if isinstance(start, Tensor):
+        _check_size("start", start, problem.start)
+        return View(start)
+    if isinstance(start, nn.Module):
+        start = {**start.state_dict(), **dict(start.named_parameters())}
+    if not isinstance(start, Mapping):
+        raise UsageError(
+            f"start is a {type(start).__name__}; give a module, its state dict, a flat tensor, an earlier fit, or a "
+            "function of the seed that returns one of these."
+        )
+    if isinstance(problem, NestedProblem):
+        own = {"x": problem.start, "y": problem.inner_start}
+    elif isinstance(problem.task, Supervised):
+        own = problem.task.model.unflatten(problem.start)
+    else:
+        raise UsageError("this problem has no named parameters; give start as a flat tensor.")
+    for name in own.keys() - start.keys():
+        raise UsageError(f"start lacks {name}; it must have {', '.join(own)}.")
+    flat = {}
+    for name, like in own.items():
+        value = torch.as_tensor(start[name])
+        if value.numel() != like.numel() or (not isinstance(problem, NestedProblem) and value.shape != like.shape):
+            raise UsageError(f"start's {name} has shape {tuple(value.shape)}, the problem's {tuple(like.shape)}.")
+        flat[name] = value.detach().reshape(-1).to(problem.start)
+    if isinstance(problem, NestedProblem):
+        return View(flat["x"], None, flat["y"])
+    return View(torch.cat(list(flat.values())))
+
+
+def _check_size(what: str, given: Tensor, own: Tensor) -> None:
+    if given.shape != own.shape:
+        raise UsageError(f"{what} has shape {tuple(given.shape)}, the problem's start {tuple(own.shape)}.")
 
 
 def _options(federation: Mapping[str, Any]) -> FederationTable:

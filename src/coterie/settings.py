@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from coterie.errors import UsageError, unknown
 from coterie.glossary import METHOD_SETTINGS, PROBLEM_SETTINGS
+from coterie.schedules import Schedule, is_schedule, schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,7 +42,7 @@ class StatisticsPrivacy:
 @cache
 def schema(make: Callable[..., Any]) -> type[BaseModel]:
     """The keyword-only settings of a factory, as a model with their types, bounds and defaults."""
-    hints = get_type_hints(make, include_extras=True)
+    hints = _hints(make)
     fields: dict[str, Any] = {
         name: (hints[name], ... if parameter.default is parameter.empty else parameter.default)
         for name, parameter in signature(make).parameters.items()
@@ -50,16 +51,55 @@ def schema(make: Callable[..., Any]) -> type[BaseModel]:
     return create_model(f"{make.__name__}_settings", __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a factory's settings; one that has none is refused."""
+    try:
+        hints = get_type_hints(make, include_extras=True)
+    except NameError as error:
+        raise UsageError(f"a type in the signature of {make.__name__} is not known: {error}.") from None
+    for name, parameter in signature(make).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in hints:
+            raise UsageError(
+                f"the setting {name} of {make.__name__} has no type; write for example {name}: "
+                "coterie.settings.Positive = 0.1."
+            )
+    return hints
+
+
 def checked(make: Callable[..., Any], table: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a factory, complete and within bounds; an error names the key and the remedy."""
+    """The settings of a factory, complete and within bounds; an error names the key and the remedy.
+
+    A step that changes from round to round is checked by its first value, and stays what it is written as.
+    """
     known = schema(make)
     for key in values:
         if key not in known.model_fields:
             raise unknown(f"key in [{table}]", key, known.model_fields)
+    planned = scheduled(make, table, values)
     try:
-        return known(**values).model_dump()
+        complete = known(**{**values, **{name: plan.at(0) for name, plan in planned.items()}}).model_dump()
     except ValidationError as error:
         raise UsageError(explain(error, table)) from None
+    return {**complete, **{name: plan.data for name, plan in planned.items()}}
+
+
+def scheduled(make: Callable[..., Any], table: str, values: Mapping[str, Any]) -> dict[str, Schedule]:
+    """The settings that change from round to round, by name; only step sizes may.
+
+    Args:
+        make: a factory.
+        table: what its settings are called in errors.
+        values: settings.
+    """
+    steps = [name for name in schema(make).model_fields if name.endswith("step")]
+    found: dict[str, Schedule] = {}
+    for name, value in values.items():
+        if name in steps and is_schedule(value):
+            found[name] = schedule(value, f"{table}.{name}")
+        elif isinstance(value, Schedule):
+            able = ", ".join(steps) or "none"
+            raise UsageError(f"{table}.{name} takes no schedule; settings of {table} that do: {able}.")
+    return found
 
 
 def explain(error: ValidationError, table: str) -> str:
@@ -97,7 +137,7 @@ def _described(make: Callable[..., Any], glossary: str) -> tuple[Setting, ...]:
     """The same for the function that a factory wraps; kept, because `documented` rewrites its docstring."""
     own = _args(make.__doc__ or "")
     shared = METHOD_SETTINGS if glossary == "method" else PROBLEM_SETTINGS
-    hints = get_type_hints(make, include_extras=True)
+    hints = _hints(make)
     return tuple(
         Setting(name, _values(hints[name]), parameter.default, own.get(name) or shared.get(name, ""))
         for name, parameter in signature(make).parameters.items()

@@ -99,7 +99,7 @@ def test_python_m_coterie_is_the_command_line() -> None:
     arguments = [sys.executable, "-m", "coterie", "list", "nonsense"]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown list 'nonsense'; known: methods, models, papers, problems.")
+    assert done.stderr.startswith("error: unknown list 'nonsense'; known: engines, methods, models, papers, problems.")
     assert "Traceback" not in done.stderr
 
 

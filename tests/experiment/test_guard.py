@@ -224,7 +224,7 @@ def test_fit_offers_the_best_model_and_raises_an_interruption_again(tmp_path: Pa
 def test_networks_clip_by_default_and_can_be_told_not_to() -> None:
     assert configured().federation.clip is None
     assert configured(run__engine="flower").federation.clip == NETWORK_CLIP
-    assert configured(run__engine="flower", federation__clip=3.0).federation.clip == 3.0
+    assert configured(run__engine="flower", federation__clip=7.0).federation.clip == 7.0
     assert configured(run__engine="flower", federation__clip="none").federation.clip == "none"
     assert f"clip = {NETWORK_CLIP}" in configured(run__engine="flower").as_toml()
 

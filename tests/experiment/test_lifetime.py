@@ -105,7 +105,8 @@ def test_a_run_in_progress_is_ended_only_by_name_or_all(run: Run, coterie: Calla
     assert process.poll() is None  # the run itself hears of it by the loss of its processes
 
 
-def test_the_end_removes_processes_folder_and_record() -> None:
+def test_the_end_removes_processes_folder_and_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifetime, "PATIENCE", 60.0)
     with Lifetime("example") as life:
         child = subprocess.Popen(SLEEP, env={**os.environ, **life.environment})
         assert [process.pid for process in life.record.processes()] == [child.pid]
@@ -116,7 +117,8 @@ def test_the_end_removes_processes_folder_and_record() -> None:
     assert life._keeper.returncode == 0
 
 
-def test_an_error_ends_them_too() -> None:
+def test_an_error_ends_them_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifetime, "PATIENCE", 60.0)
     life = Lifetime("example")
     child = subprocess.Popen(SLEEP, env={**os.environ, **life.environment})
     with pytest.raises(ZeroDivisionError), life:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from coterie.errors import UsageError
+from coterie.experiment.config import load
 from coterie.methods.registry import method_entry
 from coterie.reproduce import STUDIES, Study, Table, markdown, study
-from coterie.reproduce.study import Column, Finished, Row, cell_text, cells, configured, jobs, read
+from coterie.reproduce.study import Column, Finished, Row, cell_text, cells, jobs, read
 
 Command = Callable[..., Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -32,7 +33,7 @@ def test_every_study_can_be_configured_and_has_a_page(one: Any) -> None:
     assert (DOCS / "papers" / f"{one.page}.md").resolve().is_file()
     for table in one.scales.values():
         first = next(iter(cells(table)))
-        assert configured(first.runs[0]).run.baselines == []
+        assert load(sets=first.runs[0]).run.baselines == []
         names = {(row.name, column.name) for row in table.rows for column in table.columns}
         assert set(table.printed) <= names
         assert len({row.name for row in table.rows}) == len(table.rows)
@@ -57,7 +58,7 @@ def test_every_run_has_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
     found = jobs(table, tmp_path)
     texts = {job.config.as_toml() for job in found}
     assert len(texts) == len(found)
-    wanted = {configured(run).as_toml() for cell in cells(table) for run in cell.runs}
+    wanted = {load(sets=run).as_toml() for cell in cells(table) for run in cell.runs}
     assert texts == wanted
 
 

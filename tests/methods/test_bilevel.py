@@ -40,7 +40,7 @@ def test_hypergradient_is_exact_to_the_accuracy_of_the_inner_solves(average: boo
     w = project_capped_simplex(torch.tensor([0.5, 0.3, 0.1, 0.1, 0.0], dtype=torch.float64), 1.0)
     exact = problem.exact.hypergradient(w)
     errors = []
-    for steps in (20, 80, 320):
+    for steps in (15, 60, 240):
         svrg = SVRGSteps(0.2, 1, 0.3, steps, 10, average, 1.0)
         found = hypergradient(fed, problem.start, w, svrg, svrg, Draw.of(1))
         errors.append(float((found.gradient - exact).norm() / exact.norm()))
@@ -48,6 +48,7 @@ def test_hypergradient_is_exact_to_the_accuracy_of_the_inner_solves(average: boo
     assert errors[2] < (1e-3 if average else 1e-8)
 
 
+@pytest.mark.slow
 def test_accelerated_reaches_the_optimum_at_the_promised_rate() -> None:
     """F(w_ag) − F* = O(1/s²): the log-log slope from s = 4 to s = 32 is at most −2."""
     problem, fed = setting()
@@ -112,6 +113,7 @@ def test_settings_out_of_range_are_refused(make: Any) -> None:
             make(**bad)
 
 
+@pytest.mark.slow
 def test_the_minority_finds_its_peers_on_digits() -> None:
     """The picture of the paper's figures 4–6, small: strangers have permuted labels and turned images."""
     problem = groups(Context(seed=0), data="digits", setting=4)

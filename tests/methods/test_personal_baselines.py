@@ -55,6 +55,7 @@ def test_pfedme_personal_model_is_the_proximal_point(problem: Weighting) -> None
     assert torch.allclose(s.theta, exact, atol=0.05)
 
 
+@pytest.mark.slow
 def test_pfedme_personal_model_leaves_the_global_one_for_the_targets_rows(problem: Weighting) -> None:
     method = pfedme(step=0.1, local_steps=200, penalty=5.0, accuracy=1e-20, inner_steps=50, inner_step=0.1, batch=20)
     s = method.round(federation(problem), method.init(problem, 4), Draw.of(0))

@@ -440,6 +440,7 @@ def test_methods_need_sub_models():
         assemble(load(sets={"run.method": "heterofl", "run.problem": "friends"}))
 
 
+@pytest.mark.slow
 def test_sub_models_learn_what_the_smallest_cannot():
     """The figure, small: after some rounds the whole model beats the network that everybody can afford."""
     found = {}

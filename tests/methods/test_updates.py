@@ -1,111 +1,39 @@
 """What stages see of a reply: the update that its work declares, for every registered method."""
 
-import copy
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from test_conformance import FIRST, Case, assert_same, first
 
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import PrivacyTable, resolve
 from coterie.experiment.loop import run_rounds
-from coterie.federation import RESULT, Call, Federation, Replies
-from coterie.federation.stages.base import Staged, staged
+from coterie.federation import RESULT, Federation
+from coterie.federation.stages.base import staged
 from coterie.federation.stages.privacy import Mechanism, Privacy
-from coterie.federation.tree import mapped, tensors
-from coterie.federation.work import info_of, name_of
+from coterie.federation.work import info_of
 from coterie.methods import Method
 from coterie.methods.nested import works as nested_works
 from coterie.numerics import Draw
+from coterie.testing.updates import Watched, away, watch_rounds, watching
 
 NO_MOVE = {"ds-fl/learn-and-predict"}  # sends class probabilities: an opinion, which is not 0 where nothing moved
 SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel"}  # which noise cannot hide
-
-MODELS = ("x", "y", "theta", "X", "v")  # fields of states; v is the personal model of ditto, which is drawn towards x
-
-ORACLES = {
-    **dict.fromkeys(("gradient", "full_gradient"), 0),
-    **dict.fromkeys(("hvp", "full_hvp"), 1),
-    "inner_gradient": 1,
-    "outer_gradient": 1,
-    "direct_gradient": 0,
-    "inner_hvp": 2,
-    "cross": 0,
-}
-"""Derivatives that tasks offer, and which argument they have the form of."""
-
-
-def flat(task: Any) -> Any:
-    """The same task where every loss is constantly 0, so that nothing moves."""
-
-    def derivative(place: int) -> Any:
-        return lambda self, *points: torch.zeros_like(points[place])
-
-    def loss(self: Any, theta: Any, rows: Any) -> Any:
-        return theta.new_zeros(())
-
-    def at(self: Any, *which: Any, **settings: Any) -> Any:
-        return flat(type(task).at(self, *which, **settings))
-
-    changed = {name: derivative(place) for name, place in ORACLES.items() if hasattr(task, name)}
-    changed |= {name: loss for name in ("loss", "full_loss") if hasattr(task, name)}
-    changed |= {"at": at} if hasattr(task, "at") else {}
-    same = copy.copy(task)
-    object.__setattr__(same, "__class__", type("Flat", (type(task),), changed))
-    return same
-
-
-@dataclass(frozen=True)
-class Watched(Staged):
-    """An engine that looks at updates as stages do; `moved` lists the works of which one is not 0."""
-
-    asked: list[str] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)
-
-    def execute(self, call: Call, ids: torch.Tensor) -> Iterator[Replies]:
-        for replies in self.engine.execute(call, ids):
-            self.look(call, replies.ids, replies.values)
-            yield replies
-
-    def execute_at_target(self, call: Call) -> Any:
-        result = self.engine.execute_at_target(call)
-        self.look(call, torch.tensor([-1]), mapped(lambda leaf: leaf[None], result))
-        return result
-
-    def look(self, call: Call, ids: torch.Tensor, values: Any) -> None:
-        self.asked.append(name_of(call.work))
-        if any(bool(leaf.any()) for leaf in tensors(call.updates(ids, values)) if real(leaf)):
-            self.moved.append(name_of(call.work))
-
-
-def real(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
 
 
 def watched(case: Case, rounds: int = 2, **settings: Any) -> Watched:
     """Two rounds where nothing moves, so that works of the second round are seen too."""
     config = case.config()
     parts = assemble(replace(config, method={**config.method, **settings}))
-    engine: Any = parts.fed.engine
-    target = None if engine.target is None else replace(engine.target, task=flat(engine.target.task))
-    watch = Watched(replace(engine, task=flat(engine.task), target=target), (), {})
-    fed, state = replace(parts.fed, engine=watch), away(parts.method.init(parts.problem, parts.fed.n))
-    singular = pytest.raises(RunError, match="singular Hessian")  # it is 0 here, and exact-gd inverts it
-    with singular if case.method == "exact-gd" else nullcontext():
-        for t in range(rounds):
-            draw = Draw.of(0).round(t)
-            state = parts.method.round(fed.begin(t, draw), state, draw)
+    if case.method != "exact-gd":
+        return watch_rounds(parts, rounds)
+    watch = watching(parts)  # the Hessian is 0 here, and exact-gd inverts it
+    state, draw = away(parts.method.init(parts.problem, parts.fed.n)), Draw.of(0).round(0)
+    with pytest.raises(RunError, match="singular Hessian"):
+        parts.method.round(replace(parts.fed, engine=watch).begin(0, draw), state, draw)
     return watch
-
-
-def away(state: Any) -> Any:
-    """The same state with models that are not 0."""
-    return state._replace(**{name: getattr(state, name) + 0.5 for name in MODELS if real(getattr(state, name, None))})
 
 
 @first

@@ -51,7 +51,7 @@ def test_where_all_agree_it_is_the_mean(rule, n, row):
 def test_it_commutes_with_translations_and_scalings(rule, X, shift, scale):
     X = torch.tensor(X)
     X = X + 1e-3 * cloud(*X.shape)  # without ties, which rounding may break either way
-    torch.testing.assert_close(rule(scale * X + shift), scale * rule(X) + shift, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rule(scale * X + shift), scale * rule(X) + shift, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(rule(-X), -rule(X), rtol=1e-4, atol=1e-4)
 
 

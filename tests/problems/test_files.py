@@ -332,3 +332,16 @@ def test_orders_are_laid_out_twice_in_a_row(folder: Path) -> None:
         once, again = (data.rows(data.span(order, start, n)).all() for start in (0, 7))
         torch.testing.assert_close(once.inputs.roll(-7, 0), again.inputs)
     json.dumps(data.preparation.as_dict())
+
+
+def test_a_gzipped_table_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coterie.problems.files import reading
+
+    monkeypatch.setattr(reading, "SMALL", 1 << 16)
+    bomb, honest = tmp_path / "bomb.csv.gz", tmp_path / "honest.csv.gz"
+    bomb.write_bytes(gzip.compress(b"a,b\n" + b"0" * (1 << 22)))
+    rows = b"".join(b"%d,%d\n" % (i, i * i) for i in range(20_000))
+    honest.write_bytes(gzip.compress(b"a,b\n" + rows))
+    with pytest.raises(reading.Unreadable, match="more than 200 times its size"):
+        list(reading.blocks_of(bomb))
+    assert sum(len(block["a"]) for block in reading.blocks_of(honest, ["a", "b"])) == 20_000

@@ -149,7 +149,7 @@ def test_the_seed_decides_and_the_dtype_is_kept() -> None:
         ({"clients": 30}, r"client \d+ of 30 finds \d+ rows of its classes left"),
         ({"validation": 500}, r"class 0 has \d+ test rows; problem\.validation = 500 leaves none to test on"),
         ({"encoder": "bert"}, r"are for texts, and digits are images; use problem\.data=goemotions"),
-        ({"fine_tune": True}, r"problem\.fine_tune are for texts"),
+        ({"fine_tune": True}, r"problem\.lora are for texts"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], complaint: str) -> None:

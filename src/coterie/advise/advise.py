@@ -22,18 +22,9 @@ from scipy.stats import norm
 from torch import Tensor
 
 from coterie import machine
+from coterie.advise import screening
 from coterie.advise.contributions import Contributions, contributions
-from coterie.advise.screening import (
-    LEVEL,
-    NEGLIGIBLE,
-    Paired,
-    Screened,
-    ScreeningPlan,
-    as_dict,
-    paired,
-    screen,
-    squared_errors,
-)
+from coterie.advise.screening import LEVEL, NEGLIGIBLE, Paired, Screened, ScreeningPlan
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import Parts, check_needs, federate
 from coterie.experiment.config import Config, PrivacyTable
@@ -98,11 +89,12 @@ def advise(
     say(f"{K} partners with {sum(h.rows for h in data.holders[:-1]):,} rows; {n:,} rows of your own")
     draw = Draw.of(config.run.seed).phase("advise")
     say(f"screening: {K} × {1 + effort.plan.placebos} models per fold, {effort.plan.folds} folds, trained together")
-    screened = screen(data, effort.plan, draw.phase("screening"))
+    screened = screening.screen(data, effort.plan, draw.phase("screening"))
     trials, weights = _strategies(data, config, effort, draw, say)
     found = None if values is None else contributions(data, values, effort.plan, draw.phase("contributions"), say=say)
     learned = trials[config.run.method]
-    comparisons = {name: paired(trials[name].errors - learned.errors, effort.plan.folds) for name in (ALONE, AVERAGE)}
+    gains = {name: trials[name].errors - learned.errors for name in (ALONE, AVERAGE)}
+    comparisons = {name: screening.paired(gain, effort.plan.folds) for name, gain in gains.items()}
     advice = _advice(data, config, effort, screened, trials, weights, comparisons, found)
     if folder is not None:
         say("training the model on everything")
@@ -150,7 +142,7 @@ def _strategies(
                 theta = result.view.model
                 with torch.no_grad():
                     mine = row[first:last]
-                    errors[name][r, mine] = squared_errors(trainer.task, theta, test).double().cpu().numpy()
+                    errors[name][r, mine] = screening.squared_errors(trainer.task, theta, test).double().cpu().numpy()
                     if trainer.task.classes is not None:
                         outputs = trainer.task.model(theta, test.inputs)
                         right[name][r, mine] = (outputs.argmax(1) == test.labels).cpu().numpy()
@@ -230,8 +222,8 @@ def _resampled(problem: Weighting, draw: Draw) -> Weighting:
     assert problem.target is not None
     assert problem.target.valid is not None
     valid = problem.target.valid
-    some = valid.take(draw.integers(valid.capacity, valid.capacity))
-    rows = Rows(some.columns, valid.offset, valid.count, valid.capacity)
+    drawn = valid.take(draw.integers(valid.capacity, valid.capacity))
+    rows = Rows(drawn.columns, valid.offset, valid.count, valid.capacity)
     return replace(problem, target=Shard(problem.task, problem.target.train, rows))
 
 
@@ -255,10 +247,11 @@ def _advice(
     learned = config.run.method
     unit = "Brier score" if data.preparation.classes else "squared error (in standard deviations of the label)"
     partners = []
-    for k, one in enumerate(screened.partners):
+    for k, partner in enumerate(screened.partners):
         share = weights[:, k] if len(weights) else np.zeros(1)
         low, high = np.percentile(share, [2.5, 97.5])
-        entry = {**as_dict(one), "weight": {"value": float(share.mean()), "low": float(low), "high": float(high)}}
+        weight = {"value": float(share.mean()), "low": float(low), "high": float(high)}
+        entry = {**screening.as_dict(partner), "weight": weight}
         partners.append(entry if found is None else {**entry, "contribution": found.values[k]})
     against_alone = comparisons[ALONE]
     error = float(trials[ALONE].errors.mean())
@@ -310,11 +303,7 @@ def _advice(
             "screening": {"rounds": spent.rounds, "bytes": spent.bytes_up + spent.bytes_down},
             "trainings": 3 * effort.repeats * effort.plan.folds + effort.bootstraps,
         },
-        "certainty": {
-            "target_rows": data.target_rows,
-            "rows_needed": needed,
-            "bound": _bound_terms(data),
-        },
+        "certainty": {"target_rows": data.target_rows, "rows_needed": needed, "bound": _bound_terms(data)},
         "contributions": None if found is None else found.as_dict(weights.mean(0).tolist() if len(weights) else None),
         "plan": {**effort.plan._asdict(), "repeats": effort.repeats, "bootstraps": effort.bootstraps, "level": LEVEL},
         "notes": list(data.notes),

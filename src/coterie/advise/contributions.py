@@ -18,20 +18,10 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.advise.screening import (
-    PARTNER_ROWS,
-    TARGET_ROWS,
-    ScreeningPlan,
-    activations,
-    at_once,
-    fold_gradients,
-    held_out_errors,
-    pool,
-)
+from coterie.advise.screening import PARTNER_ROWS, TARGET_ROWS, ScreeningPlan, activations, at_once, errors_after, pool
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Batch, Federation, LocalEngine, Shard, Static, work
 from coterie.federation.tree import Tree
-from coterie.methods.shared.optimisers import UpdateRule
 from coterie.numerics import Draw
 from coterie.problems.files import PreparedFiles
 
@@ -153,15 +143,12 @@ class _Game:
         together = rows.sum(1, keepdim=True)
         share = (together / (together + self.own)).clamp(max=0.5)
         W = share * rows / together.clamp(min=1.0)  # [A, K]
-        rule = UpdateRule("adam", plan.step)
-        x = self.start.expand(len(sets), plan.folds, -1).contiguous()
-        moments = rule.start(x)
-        for t in range(plan.steps):
-            own = fed.ask_target(fold_gradients, x, draw=self.draw, folds=plan.folds, chunk=self.chunk)
+
+        def mixed(x: Tensor, own: Tensor) -> Tensor:
             given, ids = fed.gather(set_gradients, x, draw=self.draw, rows=self.most)
-            g = (1.0 - share)[:, :, None] * own + torch.einsum("ak,kafd->afd", W[:, ids], given)
-            x, moments = rule.move(x, g, moments, t + 1)
-        return fed.ask_target(held_out_errors, x, draw=self.draw, folds=plan.folds, chunk=self.chunk)
+            return (1.0 - share)[:, :, None] * own + torch.einsum("ak,kafd->afd", W[:, ids], given)
+
+        return errors_after(mixed, fed, self.start, len(sets), plan, self.chunk, self.draw)
 
 
 @work("contributions/set-gradients", update=RESULT)

@@ -219,13 +219,9 @@ def method_text(advice: dict[str, Any]) -> list[str]:
 def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     """The same for the terminal."""
     partners = Table(box=None, pad_edge=False)
-    partners.add_column("partner")
-    partners.add_column("rows", justify="right")
-    partners.add_column("verdict")
-    partners.add_column("gain over alone [95 %]", justify="right")
-    partners.add_column("weight", justify="right")
-    if advice["contributions"]:
-        partners.add_column(advice["contributions"]["kind"], justify="right")
+    kind = [advice["contributions"]["kind"]] if advice["contributions"] else []
+    for column in ("partner", "rows", "verdict", "gain over alone [95 %]", "weight", *kind):
+        partners.add_column(column, justify="left" if column in ("partner", "verdict") else "right")
     for partner in advice["partners"]:
         mark, style, _ = MARKS[partner["verdict"]]
         more = [f"{partner['contribution']:+.4f}"] if advice["contributions"] else []
@@ -242,8 +238,8 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     console.print()
     cost = advice["cost"]["training"]
     compared = ", ".join(
-        f"{key} {one['error']:.4f}" + ("" if one["accuracy"] is None else f" ({100 * one['accuracy']:.1f} % right)")
-        for key, one in advice["strategies"].items()
+        f"{key} {found['error']:.4f}" + ("" if (a := found["accuracy"]) is None else f" ({100 * a:.1f} % right)")
+        for key, found in advice["strategies"].items()
     )
     lines = [
         *worth_text(advice),

@@ -15,6 +15,7 @@ Probabilities of 1 and 2 are corrected for the number of partners by Holm's proc
 the federation's verbs: one exchange per step for all partners, and the ledger says what it moved.
 """
 
+from collections.abc import Callable
 from math import sqrt
 from typing import Any, Literal, NamedTuple
 
@@ -187,18 +188,34 @@ def _trained(
     fed: Federation, start: Tensor, share: Tensor, most: int, plan: ScreeningPlan, chunk: int, draw: Draw
 ) -> Tensor:
     """Held-out errors [1 + K(1 + M), n]: of training alone, then a partner after the other, its true arm first."""
-    rule = UpdateRule("adam", plan.step)
     K, arms = fed.n, 1 + plan.placebos
-    x = start.expand(1 + K * arms, plan.folds, -1).contiguous()
-    moments = rule.start(x)
     mix = torch.cat([share.new_zeros(1), share.repeat_interleave(arms)])[:, None, None]
-    for t in range(plan.steps):
-        own = fed.ask_target(fold_gradients, x, draw=draw, folds=plan.folds, chunk=chunk)
+
+    def mixed(x: Tensor, own: Tensor) -> Tensor:
         theirs = x[1:].view(K, arms, plan.folds, -1).transpose(1, 2).contiguous()  # [K, F, 1 + M, d]
         given, ids = fed.gather(arm_gradients, Each(theirs), draw=draw, rows=most)
         full = torch.zeros_like(theirs).index_copy(0, ids, given).transpose(1, 2).flatten(0, 1)
-        g = (1.0 - mix) * own + mix * torch.cat([torch.zeros_like(own[:1]), full])
-        x, moments = rule.move(x, g, moments, t + 1)
+        return (1.0 - mix) * own + mix * torch.cat([torch.zeros_like(own[:1]), full])
+
+    return errors_after(mixed, fed, start, 1 + K * arms, plan, chunk, draw)
+
+
+def errors_after(
+    mixed: Callable[[Tensor, Tensor], Tensor],
+    fed: Federation,
+    start: Tensor,
+    models: int,
+    plan: ScreeningPlan,
+    chunk: int,
+    draw: Draw,
+) -> Tensor:
+    """Errors [models, rows] on the target's held-out rows after Adam along mixed(x, gradients of its own rows)."""
+    rule = UpdateRule("adam", plan.step)
+    x = start.expand(models, plan.folds, -1).contiguous()
+    moments = rule.start(x)
+    for t in range(plan.steps):
+        own = fed.ask_target(fold_gradients, x, draw=draw, folds=plan.folds, chunk=chunk)
+        x, moments = rule.move(x, mixed(x, own), moments, t + 1)
     return fed.ask_target(held_out_errors, x, draw=draw, folds=plan.folds, chunk=chunk)
 
 

@@ -1,12 +1,11 @@
 """Own files: advise, predict, and data example."""
 
-import json as jsonlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
 from coterie.cli.data import data
 from coterie.errors import UsageError, clean
 
@@ -40,23 +39,19 @@ def advise(
     from coterie.advise.page import page, show
     from coterie.advise.screening import ScreeningPlan
     from coterie.experiment import config as configuration
+    from coterie.plugins import typed
     from coterie.report.terminal import console_for
     from coterie.storage import write_atomically
 
     if contributions not in (None, "loo", "shapley"):
         raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")
-    given: dict[str, Any] = {
-        "problem.clients": clients,
-        "problem.target": target,
-        "problem.label": label,
-        "run.method": method,
-        "run.seed": seed,
-        "run.rounds": rounds if rounds is not None or config is not None else ROUNDS,
-    }
-    flags = {key: value for key, value in given.items() if value is not None}
+    flags = given(problem_clients=clients, problem_target=target, problem_label=label)
+    flags |= given(run_method=method, run_seed=seed, run_rounds=rounds)
     if config is None:
-        flags["run.problem"] = "files"
-    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+        flags = {"run.rounds": ROUNDS, **flags, "run.problem": "files"}
+    sets = configuration.parse_sets(set_ or [])
+    typed({**sets, **flags})
+    resolved = configuration.load(config, sets, flags)
     folder = out or new_folder("advice")
     console = console_for(json)
     effort = Effort(repeats, bootstraps, ScreeningPlan(placebos=placebos))
@@ -65,7 +60,7 @@ def advise(
     )
     write_atomically(folder / "advice.html", page(advice).encode())
     if json:
-        print(jsonlib.dumps(advice, indent=2))
+        print_json(advice)
     else:
         show(console, advice, folder)
 

@@ -64,10 +64,20 @@ AllowCode = Annotated[
 ]
 
 
+def print_json(value: Any) -> None:
+    """Print a result as JSON, for programs."""
+    print(jsonlib.dumps(value, indent=2))
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The settings of the options that were given: run_seed=0 is {'run.seed': 0}; None was not given."""
+    return {key.replace("_", ".", 1): value for key, value in options.items() if value is not None}
+
+
 def print_rows(rows: list[dict[str, Any]], json: bool, columns: tuple[str, ...] = ()) -> None:
     """A table for people, of some columns if they are named, or JSON."""
     if json:
-        print(jsonlib.dumps(rows, indent=2))
+        print_json(rows)
         return
     from rich.console import Console
     from rich.table import Table

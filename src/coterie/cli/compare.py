@@ -1,12 +1,11 @@
 """Methods side by side: compare."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
 from coterie.errors import RunError, UsageError
 
 
@@ -14,15 +13,22 @@ from coterie.errors import RunError, UsageError
 def compare(
     config: ConfigFile = None,
     methods: Annotated[
-        str, typer.Option(metavar="A,B,C", help="Methods; the others are tested against the first.")
+        str,
+        typer.Option(
+            metavar="A,B,C",
+            help="Methods, also file.py:function; the others are tested against the first.",
+        ),
     ] = "meritfed,fedavg,local-train",
-    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`.")] = None,
+    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`; or file.py:function.")] = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Each method runs once for each.")] = "0,1,2",
     rounds: Annotated[int | None, typer.Option(help="Rounds of each run; with --budget, at most so many.")] = None,
     budget: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="Each run ends with the round that has moved so much.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one per core.")] = None,
+    measure: Annotated[
+        str | None, typer.Option(help="What to compare by; by default the most important measure that all runs have.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
     allow_code: AllowCode = None,
@@ -33,6 +39,7 @@ def compare(
 
     A setting of one method is --set METHOD.KEY=VALUE. The same command again goes on where it was interrupted.
     """
+    from coterie import plugins
     from coterie.experiment import config as configuration
     from coterie.experiment.compare import WITH_BUDGET, plan
     from coterie.experiment.compare import compare as run_all
@@ -41,22 +48,25 @@ def compare(
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     common, own = _by_method(configuration.parse_sets(set_ or []), names)
-    flags = {"run.problem": problem, "run.rounds": rounds, "run.budget": budget}
-    base = configuration.load(config, common, {key: value for key, value in flags.items() if value is not None})
+    flags = given(run_problem=problem, run_rounds=rounds, run_budget=budget)
+    plugins.admit_typed(names)
+    names, own = [plugins.canonical(name) for name in names], {plugins.canonical(k): v for k, v in own.items()}
+    plugins.typed({**common, **flags})
+    base = configuration.load(config, common, flags)
     if budget is not None and rounds is None:
         base = base.with_run(rounds=WITH_BUDGET * base.run.rounds)
-    cases = plan(base, names, numbers(seeds), own)
-    folder = out or new_folder("compare", base.run.problem)
+    cases = plan(base, names, numbers(seeds), own, measure)
+    folder = out or new_folder("compare", plugins.label(base.run.problem))
     console = console_for(json)
     with RunsBar(console) as bar:
         try:
-            result = run_all(cases, folder, jobs=jobs, force=force, watch=bar)
+            result = run_all(cases, folder, jobs=jobs, force=force, watch=bar, measure=measure)
         except KeyboardInterrupt:
             raise RunError(f"stopped; the same command with --out {folder} goes on where it was.") from None
     page = save(result, folder)
     show(console, result, page)
     if json:
-        print(jsonlib.dumps({**result, "report": str(page)}, indent=2))
+        print_json({**result, "report": str(page)})
     if result["outcome"] != "finished":
         raise typer.Exit(1)
 
@@ -64,17 +74,23 @@ def compare(
 def numbers(text: str) -> list[int]:
     """Whole numbers, separated by commas."""
     try:
-        return [int(one) for one in text.split(",")]
+        return [int(number) for number in text.split(",")]
     except ValueError:
         raise UsageError(f"--seeds {text!r} is no list of whole numbers; write for example --seeds 0,1,2.") from None
 
 
 def _by_method(sets: dict[str, Any], methods: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Settings of all runs, and those of single methods."""
+    from coterie.plugins import labels
+
     common: dict[str, Any] = {}
     own: dict[str, dict[str, Any]] = {name: {} for name in methods}
+    given = {**{shown: name for name, shown in labels(methods).items()}, **{name: name for name in methods}}
     for dotted, value in sets.items():
-        table, _, key = dotted.partition(".")
+        table, _, key = next(
+            ((name, ".", dotted[len(word) + 1 :]) for word, name in given.items() if dotted.startswith(f"{word}.")),
+            dotted.partition("."),
+        )
         if table == "method":
             raise UsageError(f"--set {dotted}: of which method? Write for example --set {methods[0]}.{key}=… instead.")
         if table in own and key:

@@ -34,7 +34,7 @@ def data_check(
     from coterie.problems.data.catalogue import check, listing
 
     names = [name] if name else [row["name"] for row in listing() if row.get("found")]
-    rows = [row for one in names for row in check(one)]
+    rows = [row for known in names for row in check(known)]
     print_rows(rows, json, ("data", "file", "state", "detail"))
     if any(row.get("state") != "fine" for row in rows):
         raise typer.Exit(1)

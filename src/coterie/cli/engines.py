@@ -1,37 +1,53 @@
 """Engines other than the local one: how the command line starts them, and the commands list and stop."""
 
-import json as jsonlib
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from coterie.cli.app import Json, app, print_rows
-from coterie.errors import RunError, UsageError
+from coterie import plugins
+from coterie.cli.app import Json, app, print_json, print_rows
+from coterie.consent import allow_code
+from coterie.errors import RunError, UsageError, unknown
+
+if TYPE_CHECKING:
+    from coterie.experiment.config import Config
 
 
 class EngineEntry(NamedTuple):
-    """What starts an engine ("module:function"), the package it stands on and the extra that installs it."""
+    """What starts an engine ("module:function"), the package it stands on, the extra that installs it, and in one line
+    where its clients are."""
 
     start: str
     package: str
     extra: str
+    about: str
 
 
 ENGINES: dict[str, EngineEntry] = {
-    "flower": EngineEntry("coterie.engines.flower.launch:launch", "flwr", "flower"),
-    "nvflare": EngineEntry("coterie.engines.nvflare.launch:launch", "nvflare", "nvflare"),
-    "ray": EngineEntry("coterie.engines.ray.launch:launch", "ray", "ray"),
+    "flower": EngineEntry("coterie.engines.flower.launch:launch", "flwr", "flower", "clients at SuperNodes of Flower"),
+    "nvflare": EngineEntry("coterie.engines.nvflare.launch:launch", "nvflare", "nvflare", "clients at sites of FLARE"),
+    "ray": EngineEntry("coterie.engines.ray.launch:launch", "ray", "ray", "groups of clients in processes of Ray"),
 }
+
+
+def listing() -> list[dict[str, Any]]:
+    """All engines: coterie's own, and those that installed packages register."""
+    known = {"local": "all clients in this process", **{name: entry.about for name, entry in ENGINES.items()}}
+    own = [{"name": name, "from": plugins.OWN, "what": about} for name, about in known.items()]
+    return [*own, *({"name": p.name, "from": p.source, "what": p.about} for p in plugins.listed("engine", known))]
 
 
 def launcher(engine: str) -> Callable[..., dict[str, Any]]:
     """launch(config, folder, watch, *, force, resume, options) → the summary, as `experiment.run.run` gives it."""
     if engine not in ENGINES:
-        raise UsageError(f"run.engine = {engine} is not in this version of coterie; use local or {', '.join(ENGINES)}.")
+        plugin = plugins.find("engine", engine)
+        if plugin is None:
+            raise unknown("engine", engine, ("local", *ENGINES))
+        return plugin.load("run.engine")
     entry = ENGINES[engine]
     if find_spec(entry.package) is None:  # not imported here: an engine may have to set things up before
         raise UsageError(
@@ -41,6 +57,11 @@ def launcher(engine: str) -> Callable[..., dict[str, Any]]:
     module, _, name = entry.start.partition(":")
     launch: Callable[..., dict[str, Any]] = getattr(import_module(module), name)
     return launch
+
+
+def allow_registered(config: "Config") -> None:
+    """Let the nodes that this command starts use the registered plug-ins of its configuration: they inherit consent."""
+    allow_code(*(plugin.package for plugin in config.plugged_in() if plugin.installed))
 
 
 def engine_of(folder: Path) -> str:
@@ -102,7 +123,7 @@ def stop(
         for record in chosen
     ]
     if json:
-        print(jsonlib.dumps(rows, indent=2))
+        print_json(rows)
     else:
         for row in rows:
             print(f"{row['engine']} {row['id']}: {row['ended']} processes ended, folder removed.")

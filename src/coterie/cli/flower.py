@@ -1,12 +1,11 @@
 """Flower projects: new, try."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coterie.cli.app import Json, app, new_folder
+from coterie.cli.app import Json, app, new_folder, print_json
 from coterie.cli.engines import launcher
 
 flower = typer.Typer(help="Projects of your own on Flower.", no_args_is_help=True)
@@ -42,7 +41,7 @@ def try_(
     log = stderr_logger({"json": json})
     summary = try_out(folder, clients, results, log)
     if json:
-        print(jsonlib.dumps(summary, indent=2))
+        print_json(summary)
     else:
         show_summary(console_for(json), summary, str(results))
     if summary["outcome"] != "finished":

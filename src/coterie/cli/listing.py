@@ -1,32 +1,38 @@
 """What there is: list."""
 
-import json as jsonlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import Json, app, print_rows
+from coterie.cli.app import Json, app, print_json, print_rows
+from coterie.consent import allowing
 from coterie.errors import UsageError, unknown
+from coterie.plugins import admit_typed, listed
 
-LISTS = ("methods", "problems", "papers", "models")
+LISTS = ("methods", "problems", "engines", "papers", "models")
 
 
 @app.command("list", epilog="Example: coterie list methods meritfed")
 def list_(
-    what: Annotated[str, typer.Argument(help="methods, problems, papers or models")],
+    what: Annotated[str, typer.Argument(help="methods, problems, engines, papers or models")],
     name: Annotated[
         str | None, typer.Argument(help="One method or problem: what it does, its settings, and what it needs.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List methods, problems, papers or models; or explain one method or problem."""
+    """List methods, problems, engines, papers or models; or explain one method or problem.
+
+    Methods, problems and engines come from coterie or from installed packages that register them.
+    """
     if what not in LISTS:
         raise unknown("list", what, LISTS)
     if name is None:
         print_rows(_listing(what), json)
     elif what in ("methods", "problems"):
-        _explain(_entry(what, name), json)
+        with allowing([]):
+            admit_typed([name])
+            _explain(_entry(what, name), json)
     else:
         raise UsageError(f"only methods and problems are explained one by one; write: coterie list {what}.")
 
@@ -39,13 +45,20 @@ def _listing(what: str) -> list[dict[str, Any]]:
     if what == "problems":
         from coterie.problems.catalogue.registry import PROBLEMS
 
-        return [{"name": p.name, "what": p.summary} for p in PROBLEMS]
+        own = [{"name": p.name, "from": p.source, "what": p.summary} for p in PROBLEMS]
+        outside = listed("problem", (p.name for p in PROBLEMS))
+        return [*own, *({"name": p.name, "from": p.source, "what": p.about} for p in outside)]
+    if what == "engines":
+        from coterie.cli.engines import listing
+
+        return listing()
     from coterie.methods.registry import METHODS
 
     if what == "methods":
-        return [
-            {"name": m.name, "learns weights": m.learns_weights, "paper": m.paper, "what": m.summary} for m in METHODS
-        ]
+        keys = ("name", "from", "learns weights", "paper", "what")
+        rows: list[tuple[Any, ...]] = [(m.name, m.source, m.learns_weights, m.paper, m.summary) for m in METHODS]
+        rows += [(p.name, p.source, None, "", p.about) for p in listed("method", (m.name for m in METHODS))]
+        return [dict(zip(keys, row, strict=True)) for row in rows]
     papers: dict[str, list[str]] = {}
     for m in METHODS:
         papers.setdefault(m.paper, []).append(m.name)
@@ -67,12 +80,17 @@ def _entry(what: str, name: str) -> dict[str, Any]:
         method = method_entry(name)
         made = method.make()
         needs = [" and ".join(sorted(each)) for each in (made.needs, *made.alternatives)]
-        facts = {"paper": method.paper, "learns weights": method.learns_weights, "needs": " or ".join(needs)}
+        facts = {
+            "from": method.source,
+            "paper": method.paper,
+            "learns weights": method.learns_weights,
+            "needs": " or ".join(needs),
+        }
         return {"name": name, "what": method.summary, **facts, **_documentation(method.make, "method")}
     from coterie.problems.catalogue.registry import problem_entry
 
     problem = problem_entry(name)
-    tuned = {"baselines": list(problem.baselines), "tuned for": sorted(problem.tuned)}
+    tuned = {"from": problem.source, "baselines": list(problem.baselines), "tuned for": sorted(problem.tuned)}
     return {"name": name, "what": problem.summary, **tuned, **_documentation(problem.make, "problem")}
 
 
@@ -89,7 +107,7 @@ def _documentation(make: Callable[..., Any], glossary: str) -> dict[str, Any]:
 
 def _explain(entry: dict[str, Any], json: bool) -> None:
     if json:
-        print(jsonlib.dumps(entry, indent=2))
+        print_json(entry)
         return
     from rich.console import Console
 

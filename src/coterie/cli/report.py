@@ -1,13 +1,12 @@
 """Results people can look at: report, watch."""
 
-import json as jsonlib
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coterie.cli.app import Json, app, new_folder
+from coterie.cli.app import Json, app, new_folder, print_json
 from coterie.errors import RunError, clean
 
 
@@ -32,7 +31,7 @@ def report(
     page = write(destination, runs, complaints)
     if json:
         found = {"report": str(page), "plots": str(destination / "plots"), "runs": len(runs), "left_out": complaints}
-        print(jsonlib.dumps(found, indent=2))
+        print_json(found)
     else:
         print(f"The report is in {page}, its charts as SVG in {destination / 'plots'}.")
 

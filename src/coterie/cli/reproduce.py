@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.app import Json, app, new_folder, print_rows
+from coterie.cli.app import Json, app, new_folder, print_json, print_rows
 from coterie.errors import RunError, UsageError
 
 TOLERANCE = 0.02  # two points of accuracy: the last bits differ from machine to machine, and training amplifies them
@@ -60,7 +60,7 @@ def reproduce(
     with RunsBar(console) as bar:
         result = run_study(chosen, table, scale, folder, at_once=jobs, dry=read, watch=bar)
     if json:
-        print(jsonlib.dumps(result, indent=2))
+        print_json(result)
     else:
         console.print(f"\n{chosen.what}\n", markup=False)
         console.print(markdown(result), markup=False, soft_wrap=True)
@@ -87,7 +87,7 @@ def _check(files: list[Path], out: Path, cells: int, tolerance: float, jobs: int
                 checked = check_stored(chosen, result, out / file.stem, count=cells, at_once=jobs, watch=bar)
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{file} is no stored result: {error}.") from None
-        rows += [{"result": file.stem, **one._asdict(), "agrees": one.agrees(tolerance)} for one in checked]
+        rows += [{"result": file.stem, **run._asdict(), "agrees": run.agrees(tolerance)} for run in checked]
     print_rows(rows, json)
     wrong = [row for row in rows if not row["agrees"]]
     if wrong:

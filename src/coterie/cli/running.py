@@ -1,13 +1,12 @@
 """Runs: run, resume, tune."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, new_folder
-from coterie.cli.engines import engine_of, launcher
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
+from coterie.cli.engines import allow_registered, engine_of, launcher
 from coterie.errors import UsageError
 
 Superlink = Annotated[
@@ -19,8 +18,8 @@ Superlink = Annotated[
 @app.command(epilog="Example: coterie run --method meritfed --problem friends --rounds 200 --out runs/first")
 def run(
     config: ConfigFile = None,
-    method: Annotated[str | None, typer.Option(help="See `coterie list methods`.")] = None,
-    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`.")] = None,
+    method: Annotated[str | None, typer.Option(help="See `coterie list methods`; or file.py:function.")] = None,
+    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`; or file.py:function.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
@@ -35,20 +34,23 @@ def run(
 
     With nothing else: digits at 15 clients, of which 5 are the target's friends.
     """
+    from coterie import plugins
     from coterie.consent import allow_code as allow
     from coterie.consent import is_address
     from coterie.experiment import config as configuration
     from coterie.experiment.run import run as run_experiment
 
-    given = {"method": method, "problem": problem, "rounds": rounds, "seed": seed, "engine": engine}
-    flags = {f"run.{key}": value for key, value in given.items() if value is not None}
+    flags = given(run_method=method, run_problem=problem, run_rounds=rounds, run_seed=seed, run_engine=engine)
     sets = configuration.parse_sets(set_ or [])
+    plugins.typed({**sets, **flags})
     if is_address(address := sets.get("engine.address")):
         allow(address)  # the caller's own word, until this command ends
     resolved = configuration.load(config, sets, flags)
-    folder = out or new_folder(resolved.run.problem, resolved.run.method, str(resolved.run.seed))
+    named = plugins.label(resolved.run.problem), plugins.label(resolved.run.method)
+    folder = out or new_folder(*named, str(resolved.run.seed))
     if resolved.run.engine != "local":
         launch = launcher(resolved.run.engine)
+        allow_registered(resolved)
         options = {"superlink": superlink, "json": json}
         _show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
         return
@@ -70,6 +72,7 @@ def resume(
 
     if (engine := engine_of(folder)) != "local":
         launch, config = launcher(engine), load(folder / "config.toml")
+        allow_registered(config)
         options = {"superlink": superlink, "json": json}
         _show(lambda watch: launch(config, folder, watch, force=False, resume=True, options=options), folder, json)
         return
@@ -81,13 +84,16 @@ def resume(
 )
 def tune(
     config: ConfigFile = None,
-    method: Annotated[str | None, typer.Option(help="See `coterie list methods`.")] = None,
-    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`.")] = None,
+    method: Annotated[str | None, typer.Option(help="See `coterie list methods`; or file.py:function.")] = None,
+    problem: Annotated[str | None, typer.Option(help="See `coterie list problems`; or file.py:function.")] = None,
     grid: Annotated[
         list[str] | None,
         typer.Option(metavar="TABLE.KEY=A,B,C", help="Values to try; by default the method's published grid."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How long each combination runs.")] = 5,
+    measure: Annotated[
+        str | None, typer.Option(help="What to choose by; by default the most important on validation rows.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one per core.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
@@ -96,26 +102,29 @@ def tune(
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
-    """Try a grid of settings for a few rounds; the best validation accuracy wins. Then: coterie run OUT/best.toml."""
+    """Try a grid of settings for a few rounds; the best on validation rows wins. Then: coterie run OUT/best.toml."""
+    from coterie import plugins
     from coterie.experiment import config as configuration
     from coterie.experiment.tune import parse_grid
     from coterie.experiment.tune import tune as run_grid
     from coterie.methods.registry import method_entry
     from coterie.report.terminal import RunsBar, console_for, show_grid
 
-    given = {"method": method, "problem": problem, "seed": seed}
-    flags = {f"run.{key}": value for key, value in given.items() if value is not None}
-    resolved = configuration.load(config, configuration.parse_sets(set_ or []), flags)
+    flags = given(run_method=method, run_problem=problem, run_seed=seed)
+    sets = configuration.parse_sets(set_ or [])
+    plugins.typed({**sets, **flags})
+    resolved = configuration.load(config, sets, flags)
     values = parse_grid(grid or [], configuration.parse_sets) or method_entry(resolved.run.method).grid
     if not values:
         raise UsageError(f"{resolved.run.method} has no published grid; give values with --grid method.step=0.1,0.05.")
-    folder = out or new_folder("tune", resolved.run.problem, resolved.run.method)
+    folder = out or new_folder("tune", plugins.label(resolved.run.problem), plugins.label(resolved.run.method))
     console = console_for(json)
     with RunsBar(console) as bar:
-        result = run_grid(resolved, values, folder, rounds=rounds, jobs=jobs, force=force, watch=bar)
+        options: dict[str, Any] = {"jobs": jobs, "force": force, "watch": bar, "measure": measure}
+        result = run_grid(resolved, values, folder, rounds=rounds, **options)
     show_grid(console, result, str(folder))
     if json:
-        print(jsonlib.dumps(result, indent=2))
+        print_json(result)
 
 
 def _show(start: Any, folder: Path, json: bool) -> None:
@@ -135,7 +144,7 @@ def _show(start: Any, folder: Path, json: bool) -> None:
         for display in displays:
             display.close()
     if json:
-        print(jsonlib.dumps(summary, indent=2))
+        print_json(summary)
     elif summary["outcome"] == "finished":
         if not any(display.ran for display in displays):
             done = f"{summary['method']} has done all its {summary['rounds']} rounds; nothing was left to run."

@@ -82,11 +82,7 @@ def how_to_resume(folder: Path) -> str:
 
 
 def follow(
-    folder: Path,
-    result: Path,
-    log: Log,
-    status: Callable[[], str],
-    check: Callable[[], None] = lambda: None,
+    folder: Path, result: Path, log: Log, status: Callable[[], str], check: Callable[[], None] = lambda: None
 ) -> str | None:
     """Log the rounds of a run until its result is there; None, or the status with which it ended without a result.
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,17 +141,9 @@ class Lifetime:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def inherited(self) -> Iterator[None]:
+    def inherited(self) -> AbstractContextManager[None]:
         """Processes that a library starts from this one are part of the deployment."""
-        before = os.environ.get(MARK)
-        os.environ[MARK] = self.record.mark
-        try:
-            yield
-        finally:
-            os.environ.pop(MARK)
-            if before is not None:
-                os.environ[MARK] = before
+        return with_variable(MARK, self.record.mark)
 
     def note(self, *ports: int) -> None:
         """Record the ports in use and the processes as they are now."""
@@ -163,6 +155,19 @@ class Lifetime:
         self.record.end()
         with suppress(BrokenPipeError):
             self._keeper.communicate(b"over")
+
+
+@contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment, for as long as the `with` statement lasts."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def records() -> list[Record]:

@@ -13,6 +13,7 @@ from coterie.experiment.build import (
     Parts,
     check_deployable,
     check_needs,
+    check_schedules,
     federate_remotely,
     run_name,
     with_screened_copies,
@@ -71,15 +72,9 @@ class ClientData(NamedTuple):
             shares_memory: whether the server may ask for client memory.
             policy: what a server may ask for.
         """
-        problem = weighting(
-            [self.train],
-            self.valid,
-            FlatModel(self.model),
-            self.loss,
-            valid=None if self.valid is None else [self.valid],
-            l2=self.l2,
-            dtype=getattr(torch, self.dtype),
-        )
+        valid = None if self.valid is None else [self.valid]
+        options: dict[str, Any] = {"l2": self.l2, "dtype": getattr(torch, self.dtype)}
+        problem = weighting([self.train], self.valid, FlatModel(self.model), self.loss, valid=valid, **options)
         names = Names().with_modules(*modules)
         node = node_for(problem, (0,), target=problem.target, names=names, store=store, policy=policy)
         node.clients, node.shares_memory = (client,), shares_memory
@@ -135,6 +130,7 @@ def run_here(
     table = clipped(run_table, checked_table(FederationTable, "federation", federation))
     config = Config(run_table, dict(method.settings), {}, table)
     check_needs(method, problem, OWN)
+    check_schedules(method, run_table.rounds)
     check_deployable(config, method, problem)
     method, table = with_screened_copies(method, config)
     fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules, own_rows=True)

@@ -48,7 +48,7 @@ from coterie.methods.shared.staged import with_stages
 from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context
-from coterie.problems.base import Problem
+from coterie.problems.base import Problem, measured
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.tasks.supervised import Supervised
 from coterie.settings import StatisticsPrivacy
@@ -107,7 +107,8 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     problem = make_problem(config)
     target = problem.target if config.federation.target in clients else None
     options: dict[str, Any] = {"store": Store(folder), "shares_memory": True, "policy": PERMISSIVE}
-    return node_for(problem, clients, target=target, mode=mode, **options)
+    names = Names().with_modules(*config.modules())
+    return node_for(problem, clients, target=target, mode=mode, names=names, **options)
 
 
 def build_problem_and_method(config: Config) -> tuple[Any, Method]:
@@ -115,6 +116,7 @@ def build_problem_and_method(config: Config) -> tuple[Any, Method]:
     problem = make_problem(config)
     method = method_entry(config.run.method).make(**config.method)
     check_needs(method, problem, config.run.problem)
+    check_schedules(method, config.run.rounds)
     for name in config.run.baselines or []:  # now, not when the run is over
         check_needs(method_entry(name).make(**config.for_baseline(name).method), problem, config.run.problem)
     if config.run.engine != "local":
@@ -127,14 +129,14 @@ def build_problem_and_method(config: Config) -> tuple[Any, Method]:
 def assemble(config: Config, network: Network | None = None) -> Parts:
     """Build what a configuration describes; run.engine other than local needs its network."""
     problem, method = build_problem_and_method(config)
-    threads = config.run.threads if config.run.threads != "auto" else _threads(problem)
+    threads = config.run.threads if config.run.threads != "auto" else threads_for(problem)
     config = config.with_run(threads=threads)
     if config.run.engine == "local":
         return assemble_locally(config, problem, method)
     if network is None:
         raise UsageError(f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}.")
     method, table = with_screened_copies(method, config)
-    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config))
+    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config), config.modules())
     method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
     return Parts(config.with_federation(**chosen), problem, method, fed)
 
@@ -153,7 +155,9 @@ def assemble_locally(config: Config, problem: Problem, method: Method) -> Parts:
         fed, chosen = federate(problem, table)
     fed = with_simulated_stages(fed, method, problem, config)
     method = with_stages(method, fed.engine)
-    method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
+    state = method.init(problem, fed.n)  # settings that do not fit the problem are refused before a folder is touched
+    if problem.declares:  # and so are measures of one's own that return no number
+        measured(problem, method.view(state))
     return Parts(config.with_federation(**chosen), problem, method, fed)
 
 
@@ -163,7 +167,7 @@ def with_screened_copies(method: Method, config: Config) -> tuple[Method, Federa
     The configuration itself keeps "auto", because baselines share it.
     """
     wanted = config.federation.screen_copies
-    on = learns_weights(config.run.method) if wanted == "auto" else wanted
+    on = method.learns_weights or learns_weights(config.run.method) if wanted == "auto" else wanted
     return forfeiting(method) if on else method, config.federation.model_copy(update={"screen_copies": on})
 
 
@@ -187,7 +191,7 @@ def using_threads(count: int | Literal["auto"]) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _threads(problem: Problem) -> int:
+def threads_for(problem: Problem) -> int:
     """One thread where all clients together are little work: more would only wait for each other.
 
     A rule, not a measurement, because sums may depend on it in the last bit and two runs must agree.
@@ -417,6 +421,12 @@ def _shows_memory(method: Method, state: Any) -> bool:
 
     method.view(with_recall(state, recall))
     return bool(asked)
+
+
+def check_schedules(method: Method, rounds: int) -> None:
+    """Refuse steps that end before the run does, or that are not positive in some round."""
+    for name, plan in method.schedules.items():
+        plan.check(f"method.{name}", rounds)
 
 
 def check_needs(method: Method, problem: Problem, problem_name: str) -> None:

@@ -30,7 +30,16 @@ KEEP = 2
 ERRORS = re.compile(r"stages\['compression'\]\.errors\['([^']+)'\]@clients")  # one for each upload so far
 FORMERLY = re.compile(r"(?<=\[')[\w.]+:\w+(?=/)")  # a name of a work as older versions wrote it, as a key of errors
 LOOP = "loop@"  # before the names of tensors that belong to the loop, not to the method's state
-MAY_CHANGE = {"version", "run.rounds", "run.record", "run.checkpoint", "run.baselines", "run.budget", "run.log"} | {
+MAY_CHANGE = {
+    "version",
+    "run.rounds",
+    "run.record",
+    "run.checkpoint",
+    "run.baselines",
+    "run.budget",
+    "run.log",
+    "run.stop",
+} | {
     "federation.chunk",  # the bits do not depend on it
     "federation.memory",
     *(f"federation.{name}" for name in ("timeout", "retries", "quorum", "patience")),

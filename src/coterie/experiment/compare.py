@@ -5,24 +5,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, unknown
 from coterie.experiment.build import check_needs, make_problem
 from coterie.experiment.config import Config, load, resolve
+from coterie.experiment.loop import recorded_names
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
+from coterie.measures import Measure, of_summary
 from coterie.methods.registry import method_entry
 from coterie.numerics.paired import flip_test, holm, least_p, ranks, t_test
+from coterie.plugins import label, labels
 from coterie.storage import write_atomically, write_json
 
-MEASURES = (
-    "personal_accuracy",
-    "test_accuracy",
-    "balanced_accuracy",
-    "validation_accuracy",
-    "objective",
-    "distance_to_optimum",
-    "test_loss",
-)
 CHECKPOINTS = 20  # a run
 WITH_BUDGET = 5  # times as many rounds at most, so that cheap methods can use the budget up
 CHOSEN = {"run.threads", "run.checkpoint", "run.record", "federation.mode", "federation.chunk", "federation.memory"}
@@ -32,7 +26,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 class Case(NamedTuple):
-    """One run of a comparison."""
+    """One run of a comparison; `method` is the short name of its method, which is unique in the comparison."""
 
     method: str
     seed: int
@@ -44,22 +38,44 @@ class Case(NamedTuple):
         return f"{self.method}-{self.seed}"
 
 
-def plan(base: Config, methods: Sequence[str], seeds: Sequence[int], settings: Settings | None = None) -> list[Case]:
-    """All runs, seed by seed; whatever is wrong with them is found here. settings are by method, over the defaults."""
+def plan(
+    base: Config,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    settings: Settings | None = None,
+    measure: str | None = None,
+) -> list[Case]:
+    """All runs, seed by seed; whatever is wrong with them is found here.
+
+    Args:
+        base: the configuration that all of them share.
+        methods: their names.
+        seeds: each method runs once for each.
+        settings: by method, over the defaults.
+        measure: the measure to compare by, which every method must have.
+    """
     if not methods or not seeds:
         raise UsageError("a comparison needs methods and seeds; for example --methods meritfed,fedavg --seeds 0,1,2.")
     for what, given in (("method", methods), ("seed", seeds)):
         twice = [value for value in given if list(given).count(value) > 1]
         if twice:
             raise UsageError(f"the {what} {twice[0]} is named twice.")
-    own = {method_entry(name).name: dict((settings or {}).get(name, {})) for name in methods}
+    own = {name: dict((settings or {}).get(name, {})) for name in methods}
     configs = {name: _configured(base, name, own[name], everyone=False) for name in methods}
     if any(config.problem.get("everyone") is True for config in configs.values()):  # then for all, or nothing compares
         configs = {name: _configured(base, name, own[name], everyone=True) for name in methods}
     problem = make_problem(configs[methods[0]].with_run(seed=seeds[0]))
-    for name, config in configs.items():
-        check_needs(method_entry(name).make(**config.method), problem, config.run.problem)
-    return [Case(name, seed, configs[name].with_run(seed=seed)) for seed in seeds for name in methods]
+    for config in configs.values():
+        method = method_entry(config.run.method).make(**config.method)
+        check_needs(method, problem, config.run.problem)
+        if measure is not None:
+            names = recorded_names(problem, method.view(method.init(problem, problem.clients)))
+            if measure not in names:
+                raise unknown(f"measure of {label(config.run.method)}", measure, names)
+    shown = labels(methods)
+    if len(set(shown.values())) < len(shown):
+        raise UsageError(f"two of the methods {', '.join(methods)} have the same name; rename the file of one.")
+    return [Case(shown[name], seed, configs[name].with_run(seed=seed)) for seed in seeds for name in methods]
 
 
 def _configured(base: Config, method: str, settings: Mapping[str, Any], *, everyone: bool) -> Config:
@@ -81,8 +97,12 @@ def compare(
     jobs: int | None = None,
     force: bool = False,
     watch: Watch | None = None,
+    measure: str | None = None,
 ) -> dict[str, Any]:
-    """Run what has not been run, write compare.json and return it; a comparison in the folder is gone on with."""
+    """Run what has not been run, write compare.json and return it; a comparison in the folder is gone on with.
+
+    measure is the one to compare by; by default the most important that all runs have.
+    """
     if not (folder / "compare.json").is_file() or force:
         prepare(folder, force=force)
     placed = [(case, folder / "runs" / case.name) for case in cases]
@@ -95,7 +115,7 @@ def compare(
     every = max(1, cases[0].config.run.rounds // CHECKPOINTS)
     runs = [Job(_sparing(case.config, every), place) for case, place in placed]
     summaries = run_all(runs, at_once=jobs, watch=watch)
-    result = {**result, **summarise(list(zip(cases, summaries, strict=True)))}
+    result = {**result, **summarise(list(zip(cases, summaries, strict=True)), measure)}
     write_json(folder / "compare.json", result)
     return result
 
@@ -122,25 +142,27 @@ def _check_same(case: Case, place: Path) -> None:
             )
 
 
-def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The table, one row per method, by the first measure that all finished runs have; the first is the reference."""
+def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]], measure: str | None = None) -> dict[str, Any]:
+    """The table, one row per method, by a measure or the most important that all finished runs have.
+
+    The first method is the reference.
+    """
     fine = [(case, summary) for case, summary in done if summary["outcome"] == "finished"]
     config = done[0][0].config
-    settings = {"problem": config.run.problem, "rounds": config.run.rounds, "budget": config.run.budget}
+    settings = {"problem": label(config.run.problem), "rounds": config.run.rounds, "budget": config.run.budget}
     runs = [
         {"method": case.method, "seed": case.seed, "folder": f"runs/{case.name}"}
         | {key: summary.get(key) for key in ("outcome", "message", "rounds", "final", "communication", "seconds")}
         for case, summary in done
     ]
     outcome = "finished" if len(fine) == len(done) else "some runs did not finish"
-    measure = next((m for m in MEASURES if fine and all(_value(s, m) is not None for _, s in fine)), None)
-    if measure is None:
+    chosen = chosen_measure([summary for _, summary in fine], measure)
+    if chosen is None:
         return {**settings, "outcome": outcome, "measure": None, "rows": [], "tests": None, "runs": runs}
-    better = measure.endswith("accuracy")
     values: dict[str, dict[int, float]] = {case.method: {} for case, _ in done}
     for case, summary in fine:
-        values[case.method][case.seed] = float(summary["final"][measure])
-    placed = _mean_ranks(values, higher_is_better=better)
+        values[case.method][case.seed] = float(summary["final"][chosen.name])
+    placed = _mean_ranks(values, higher_is_better=chosen.higher)
     rows = []
     for method, by_seed in values.items():
         mine = [summary for case, summary in fine if case.method == method]
@@ -160,12 +182,33 @@ def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]]) -> dict[str, Any]:
     return {
         **settings,
         "outcome": outcome,
-        "measure": measure,
-        "higher_is_better": better,
+        "measure": chosen.name,
+        "declared": chosen.as_dict(),
+        "higher_is_better": chosen.higher,
         "rows": rows,
         "tests": paired_tests(values),
         "runs": runs,
     }
+
+
+def chosen_measure(summaries: Sequence[Mapping[str, Any]], wanted: str | None) -> Measure | None:
+    """The measure to compare by: the wanted one, or the most important that all have; None where there is none.
+
+    Args:
+        summaries: of the runs that finished.
+        wanted: the name of a measure, or None.
+    """
+    known = {m.name: m for summary in summaries for m in of_summary(summary)}
+    common = [m for m in known.values() if all(_value(summary, m.name) is not None for summary in summaries)]
+    if wanted is None:
+        return next((m for m in common if m.rows != "weights"), None)
+    if summaries and wanted not in known:
+        raise unknown("measure", wanted, known)
+    if summaries and wanted not in {m.name for m in common}:
+        raise UsageError(
+            f"not every run has a finite {wanted}; compare by one that all have: {', '.join(m.name for m in common)}."
+        )
+    return known.get(wanted)
 
 
 def _value(summary: Mapping[str, Any], measure: str) -> float | None:

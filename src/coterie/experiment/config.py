@@ -2,27 +2,31 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from coterie import machine
+from coterie import machine, plugins
 from coterie.errors import UsageError, unknown
 from coterie.federation.stages.faults import KINDS
-from coterie.methods.registry import MethodEntry, method_entry
-from coterie.problems.catalogue.registry import problem_entry
+from coterie.methods.registry import METHODS, MethodEntry, method_entry
+from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
 from coterie.settings import Count, NonNegative, Positive, Probability, checked, explain
+from coterie.stop import rule
 
 T = TypeVar("T", bound="_Table")
 
 VERSION = 1
-NETWORK_CLIP = 10.0  # measured: see docs/byzantine.md
+NETWORK_CLIP = 3.0  # measured: see docs/byzantine.md
 PLATFORM = "platform"
+CODE = "code"  # the table of a record that says which code its names stood for
+ENGINES = ("local", "flower", "nvflare", "ray")
+OWN_DATA = "own data"  # the name of a problem that Python was given as an object
 TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
 ALIASES = {"problem.active": "federation.active"}  # for other tools
 BARE_DECIMAL = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # people write them, TOML does not
@@ -44,7 +48,7 @@ class RunTable(_Table):
     problem: str = "friends"
     rounds: Count = 200
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    engine: Literal["local", "flower", "nvflare", "ray"] = "local"
+    engine: str = "local"
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -54,7 +58,16 @@ class RunTable(_Table):
     checkpoint: Count = 1
     baselines: list[str] | None = None
     budget: Count | None = None  # bytes: the first round that reaches it is the last
+    stop: str | None = None  # a rule of `coterie.stop` that ends the run early
     log: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
+
+    @field_validator("engine")
+    @classmethod
+    def _engine_is_known(cls, name: str) -> str:
+        if name not in ENGINES and plugins.find("engine", name) is None:
+            known = (*ENGINES, *(plugin.name for plugin in plugins.registered("engine")))
+            raise ValueError(f"input should be one of {', '.join(map(repr, known))}")
+        return name
 
     @model_validator(mode="after")
     def _portable_is_held(self) -> "RunTable":
@@ -187,7 +200,17 @@ class Config:
 
     def as_record(self) -> str:
         """The text of a result's config.toml: the settings, and the platform that it is made on."""
-        return f"{self.as_toml()}\n{tomli_w.dumps({PLATFORM: machine.platform()})}"
+        code = {plugin.name: plugin.identity() for plugin in self.plugged_in()}
+        made_with = {PLATFORM: machine.platform(), **({CODE: code} if code else {})}
+        return f"{self.as_toml()}\n{tomli_w.dumps(made_with)}"
+
+    def plugged_in(self) -> list[plugins.Plugin]:
+        """The methods and problems of somebody else's that it names."""
+        return plugins_in(self.run.method, self.run.problem, self.run.baselines or [])
+
+    def modules(self) -> tuple[str, ...]:
+        """The modules of these plug-ins: their works and named tuples may occur in orders to nodes."""
+        return tuple(dict.fromkeys(module for plugin in self.plugged_in() for module in plugin.modules))
 
     def with_run(self, **changes: Any) -> "Config":
         """The same with other [run] values."""
@@ -220,10 +243,44 @@ def load(
     return resolve(tables)
 
 
+def plugins_in(method: str, problem: str, baselines: Sequence[str] = ()) -> list[plugins.Plugin]:
+    """The plug-ins behind the names of a configuration, each once; nothing is imported.
+
+    Args:
+        method: the name of the method.
+        problem: the name of the problem; one that Python was given as an object has a method of that kind.
+        baselines: the names of the baselines.
+    """
+    if problem == OWN_DATA:
+        return []
+    own = {entry.name for entry in METHODS}
+    found = [plugins.find("method", name) for name in dict.fromkeys([method, *baselines]) if name not in own]
+    if problem not in {entry.name for entry in PROBLEMS}:
+        found.append(plugins.find("problem", problem))
+    return [plugin for plugin in found if plugin is not None]
+
+
+def code_changes(config: Config, file: Path) -> list[str]:
+    """What a user should know before a run is resumed: which code is not the one that it was begun with.
+
+    Args:
+        config: the configuration, whose plug-ins have been imported.
+        file: the config.toml of the result.
+    """
+    begun = _record(file, CODE)
+    other = [plugin.name for plugin in config.plugged_in() if begun.get(plugin.name, "") not in ("", plugin.identity())]
+    return [f"resumed with other code, so that the result may differ: {', '.join(other)} has changed"] if other else []
+
+
 def platform_of(file: Path) -> dict[str, Any]:
     """The platform that a result was begun on, by its config.toml; empty where that is older than such tables."""
+    return _record(file, PLATFORM)
+
+
+def _record(file: Path, table: str) -> dict[str, Any]:
+    """What a config.toml records beside the settings."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8")).get(PLATFORM, {})
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get(table, {})
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
         return {}  # `load` says what is wrong with it
     return found if isinstance(found, dict) else {}
@@ -234,7 +291,8 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     for name in tables:
         if name not in TABLES:
             raise unknown("table", name, TABLES)
-    given: dict[str, dict[str, Any]] = {name: {} for name in TABLES} | _without_aliases(tables)
+    given: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
+    given |= plugins.canonical_tables(_without_aliases(tables))
     run = checked_table(RunTable, "run", given["run"])
     federation = checked_table(FederationTable, "federation", given["federation"])
     method, problem = method_entry(run.method), problem_entry(run.problem)
@@ -244,6 +302,8 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
         run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
     for name in run.baselines or []:
         method_entry(name)
+    if run.stop is not None:
+        rule(run.stop)
     settings = {**problem.tuned.get(method.name, {}), **given["method"]}
     settings = checked(method.make, "method", _followed(method, settings, given["problem"]))
     if "everyone" in method.make(**settings).needs and _has_everyone(problem.make):
@@ -291,7 +351,8 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{file} cannot be read: {error}.") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}.") from None
-    data.pop(PLATFORM, None)  # where a run was made; no setting
+    for record in (PLATFORM, CODE):  # where a run was made, and with what code; no settings
+        data.pop(record, None)
     version = data.pop("version", VERSION)
     if not isinstance(version, int) or version > VERSION:
         raise UsageError(

@@ -5,7 +5,7 @@ import math
 import signal
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -16,20 +16,26 @@ import torch
 from torch import Tensor
 
 from coterie import machine
-from coterie.errors import NoClients, RunError, UsageError, clean
+from coterie.errors import NoClients, RunError, UsageError, clean, cleaned
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
-from coterie.experiment.config import platform_of
+from coterie.experiment.config import code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.records import Records, save_model
 from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
 from coterie.federation.tree import Tree, named_leaves
 from coterie.federation.work import Handle, Memory, remote_memories, with_recall
+from coterie.measures import Measure, declared
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
+from coterie.plugins import label
+from coterie.problems.base import Problem, measured
+from coterie.stop import Rule, rule
 from coterie.storage import write_json
+
+IN_PLACE_CHECKS = 2  # rounds in which a method is watched for writing into its state
 
 
 class Observer(Protocol):
@@ -114,27 +120,42 @@ def run_rounds(
     *,
     resume: bool = False,
     home: Path | None = None,
+    stop: Rule | None = None,
+    again: str = "",
+    notes: Sequence[str] = (),
 ) -> Result:
     """Run, or go on with, the rounds of a configuration; with a folder, records and checkpoints are kept there.
 
-    home is the folder that the user resumes, where that is not this one but one around it.
+    Args:
+        parts: the live objects of the run.
+        folder: the result folder, if there is one.
+        observer: is told of every recorded round.
+        resume: whether to go on from the last checkpoint.
+        home: the folder that the user resumes, where that is not this one but one around it.
+        stop: when to end early; by default the rule of run.stop.
+        again: how the user resumes an interrupted run; by default with `coterie resume`.
+        notes: what the summary shall say.
     """
+    if stop is None and parts.config.run.stop is not None:
+        stop = rule(parts.config.run.stop)
     done = _Done(parts.method.init(parts.problem, parts.fed.n), 0, 0.0, parts.fed.ledger.as_dict(), {})
-    notes: list[str] = []
+    notes = list(notes)
     if folder is not None and resume:
         found = checkpoint.load(folder / "checkpoint", done.state, parts.config.settings())
         if found is not None:
-            state, progress, notes = found
+            state, progress, complaints = found
+            notes += complaints
             done = _Done.of(state, progress, lambda state: seen(parts, state))
             parts.fed.book.ledger = Ledger.from_dict(progress.ledger)
         elif (lost := _recorded_rounds(folder)) > 0:
-            notes = [f"{folder / 'checkpoint'} holds no checkpoint: the run, recorded up to round {lost}, starts over"]
+            notes += [f"{folder / 'checkpoint'} holds no checkpoint: the run, recorded up to round {lost}, starts over"]
     with nullcontext() if folder is None else Records(folder, done.lengths) as records:
-        run = _Run(parts, folder, records, observer, done)
+        run = _Run(parts, folder, records, observer, done, stop)
         try:
             with _terminable(), using_threads(parts.config.run.threads):
                 begun_on = platform_of(folder / "config.toml") if folder is not None and resume else {}
-                notes = [*notes, *run.concerned(machine.concerns(begun_on))]
+                other_code = code_changes(parts.config, folder / "config.toml") if folder is not None and resume else []
+                notes = [*notes, *run.concerned([*machine.concerns(begun_on), *other_code])]
                 if resume:
                     run.resumed(notes)
                 if observer is not None:
@@ -144,7 +165,7 @@ def run_rounds(
                 outcome = run.rounds()
         except KeyboardInterrupt:
             run.undo()
-            outcome = Outcome("stopped", _how_to_resume(home or folder))
+            outcome = Outcome("stopped", _how_to_resume(home or folder, again))
         finally:
             run.save()
     return run.finish(outcome, notes)
@@ -160,6 +181,7 @@ class _Run:
         records: Records | None,
         observer: Observer | None,
         done: _Done,
+        stop: Rule | None = None,
     ) -> None:
         self.parts, self.folder, self.records, self.observer, self.done = (
             parts,
@@ -177,17 +199,23 @@ class _Run:
         # nodes may forget what nobody here holds any more; a run may have to go back to these
         self.safe = deque([remote_memories(done.state)], maxlen=checkpoint.KEEP)
         self.guarded = guarded(parts)
+        self.rule, self.stopped, self.unchecked = stop, "", IN_PLACE_CHECKS
 
     def rounds(self) -> Outcome:
         known = self.parts.fed.book.drain()  # before the first round
         if not self.history:
             self.note(known)
             view = self.view(self.done.state)
-            measures = self.parts.problem.measure(view)
+            measures = measured(self.parts.problem, view)
             first = self.done._replace(guard=self.done.guard.after(_finite_or_none(measures.get(MEASURE))))
             self.complete(self.record(first, view, measures))
+            if self.folder is not None:
+                write_json(self.folder / "measures.json", [measure.as_dict() for measure in self.measures()])
+        if self.rule is not None:
+            self.rule = self.rule.bound(self.measures())
+            self.stopped = self.rule(self.history)
         for t in range(self.done.rounds, self.parts.config.run.rounds):
-            if self.spent(self.done):
+            if self.spent(self.done) or self.stopped:
                 break
             outcome = self.round(t)
             if outcome is not None:
@@ -201,6 +229,7 @@ class _Run:
         config, fed = self.parts.config, self.parts.fed
         draw = self.draw.round(t)
         skipped = ""
+        versions = self.versions()
         try:
             state = self.parts.method.round(fed.begin(t + 1, draw), self.done.state, draw)
             events = fed.book.drain()
@@ -215,6 +244,7 @@ class _Run:
         except RunError as error:  # the method or the network found out that it cannot go on, and says what to change
             self.note(fed.book.drain())
             return Outcome("failed", f"in round {t + 1}: {error}")
+        self.unwritten(versions)
         self.note(events)
         if not _finite(state):
             return self.diverged(t + 1)
@@ -231,17 +261,39 @@ class _Run:
         view, measures = None, None
         if self.guarded and not skipped:
             view = self.view(state)
-            measures = self.parts.problem.measure(view) if recorded else self.parts.problem.validate(view)
+            measures = measured(self.parts.problem, view) if recorded else self.parts.problem.validate(view)
             kept = self.judged(done, _finite_or_none(measures.get(MEASURE)))
             if kept.state is not state:
                 view, measures = None, None
             done = kept
         if recorded:
             done = self.record(done, view, measures)
+            self.stopped = self.rule(self.history) if self.rule is not None else ""
+            if self.stopped:
+                self.note([{"round": t + 1, "event": "early stop", "reason": clean(self.stopped)}])
         self.complete(done)
-        if last or (t + 1) % config.run.checkpoint == 0:
+        if last or self.stopped or (t + 1) % config.run.checkpoint == 0:
             self.save()
         return None
+
+    def versions(self) -> list[tuple[str, Tensor, int]]:
+        """The tensors of the state with their numbers of changes; in the first rounds only, because it costs time."""
+        if self.unchecked <= 0:
+            return []
+        self.unchecked -= 1
+        found = [(name, leaf) for name, leaf in named_leaves(self.done.state) if isinstance(leaf, Tensor)]
+        return [(name, leaf, leaf._version) for name, leaf in found if not leaf.is_inference()]
+
+    def unwritten(self, versions: list[tuple[str, Tensor, int]]) -> None:
+        """Refuse a method that wrote into its state: rejected rounds, resumes and records need it as it was."""
+        changed = [name for name, leaf, before in versions if leaf._version != before]
+        if changed:
+            self.saved = self.done.rounds  # what is left of this state is not to be saved
+            raise RunError(
+                f"{self.parts.method.name} wrote into its state in place ({', '.join(changed)}); a round must return a "
+                "new state and leave the old one as it was. Write x = x - step * g instead of x -= step * g or "
+                "x.sub_(…), or work on x.clone()."
+            )
 
     def judged(self, done: _Done, loss: float | None) -> _Done:
         """The round, or the state before it where the guard rejects its validation loss."""
@@ -274,6 +326,11 @@ class _Run:
         self.history = [line for line in self.history if line["round"] <= done.rounds]
         self.weights = [(rounds, weights) for rounds, weights in self.weights if rounds <= done.rounds]
         self.events = [event for event in self.events if event["round"] <= done.rounds]
+
+    def measures(self) -> tuple[Measure, ...]:
+        """The declared measures of the record, the most important first."""
+        names = {k: None for line in self.history for k, v in line.items() if v is None or _is_number(v)}
+        return declared(self.parts.problem.declares, names)
 
     def note(self, events: list[dict[str, Any]]) -> None:
         if self.records is None:
@@ -317,9 +374,7 @@ class _Run:
 
     def line(self, done: _Done, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
         """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
-        measures = self.parts.problem.measure(view) if measures is None else measures
-        statistics = weight_statistics(view.weights, self.parts.problem.friends)
-        values = {k: v if _is_finite(v) else None for k, v in {**measures, **statistics, **view.more}.items()}
+        values = {k: v if _is_finite(v) else None for k, v in recorded(self.parts.problem, view, measures).items()}
         total = done.ledger["total"]
         return {"round": done.rounds, **values, "seconds": round(done.seconds, 3), "communication": total}
 
@@ -338,24 +393,13 @@ class _Run:
         return seen(self.parts, state)
 
     def diverged(self, t: int) -> Outcome:
-        steps = {k: v for k, v in self.parts.config.method.items() if k.endswith("step") and isinstance(v, float)}
-        knobs = " or ".join(f"method.{k} (now {v:g})" for k, v in steps.items()) or "the step size"
+        steps = {k: v for k, v in self.parts.config.method.items() if k.endswith("step") and isinstance(v, float | str)}
+        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in steps.items()}
+        knobs = " or ".join(f"method.{k} (now {v})" for k, v in shown.items()) or "the step size"
         return Outcome(
             "diverged",
             f"the values stopped being finite in round {t}; the model of round {t - 1} is kept. Lower {knobs}.",
         )
-
-    def with_buffers(self, view: View, notes: list[str]) -> View:
-        """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
-        if self.parts.config.privacy.clip is not None or not _finite(view.model):
-            return view
-        try:
-            return self.parts.problem.finished(self.parts.fed, view)
-        except RunError as error:
-            notes.append(f"the model has no running statistics of batch norm: {error}")
-            return view
-        finally:
-            self.parts.fed.book.drain()
 
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
         view = self.view(self.done.state)
@@ -364,19 +408,17 @@ class _Run:
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
         self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
-        view, best = self.with_buffers(view, notes), self.done.best
-        if best is not None:
-            last = best.round == self.done.rounds
-            best = best._replace(view=view if last else self.with_buffers(best.view, notes))
+        view, best = complete_views(self.parts, view, self.done, notes)
         ledger = Ledger.from_dict(self.parts.fed.ledger.as_dict())  # with what that has moved
         summary: dict[str, Any] = {
-            "method": config.run.method,
-            "problem": config.run.problem,
+            "method": label(config.run.method),
+            "problem": label(config.run.problem),
             "seed": config.run.seed,
             "rounds": self.done.rounds,
             "outcome": outcome.name,
             "message": outcome.message,
             "final": {k: v for k, v in final.items() if k not in known},
+            "measures": [measure.as_dict() for measure in self.measures()],
             "weights": None if view.weights is None else _rounded(view.weights.tolist()),
             "friends": self.parts.problem.friends,
             "communication": ledger.total._asdict(),
@@ -397,13 +439,15 @@ class _Run:
             summary["privacy"] = budget(self.parts, self.done.state, events)
         if events:
             summary["events"] = events
+        if self.stopped:
+            summary["stopped"] = self.stopped
         if notes:
             summary["notes"] = notes
         if self.folder is not None:
             metadata = {
                 "format": "pt",
-                "coterie_method": config.run.method,
-                "coterie_problem": config.run.problem,
+                "coterie_method": label(config.run.method),
+                "coterie_problem": label(config.run.problem),
             }
             save_model(self.folder / "model.safetensors", self.parts.problem.named(view), metadata)
             if best is not None:
@@ -418,9 +462,64 @@ class _Run:
         return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events, best)
 
 
+def complete_views(parts: Parts, view: View, done: _Done, notes: list[str]) -> tuple[View, Best | None]:
+    """The last view and the best one with what their models need after training."""
+    last, best = with_buffers(parts, view, notes), done.best
+    if best is None:
+        return last, None
+    return last, best._replace(view=last if best.round == done.rounds else with_buffers(parts, best.view, notes))
+
+
+def with_buffers(parts: Parts, view: View, notes: list[str]) -> View:
+    """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
+    if parts.config.privacy.clip is not None or not _finite(view.model):
+        return view
+    try:
+        return parts.problem.finished(parts.fed, view)
+    except RunError as error:
+        notes.append(f"the model has no running statistics of batch norm: {error}")
+        return view
+    finally:
+        parts.fed.book.drain()
+
+
 def seen(parts: Parts, state: Any) -> View:
     """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
     return parts.method.view(with_recall(state, getattr(parts.fed.engine, "recall", None)))
+
+
+def check_stop(parts: Parts, stop: Rule | None = None) -> None:
+    """Refuse a rule of early stopping whose measure the record will not have.
+
+    Args:
+        parts: the live objects of the run.
+        stop: the rule; by default that of run.stop.
+    """
+    if stop is None and parts.config.run.stop is not None:
+        stop = rule(parts.config.run.stop)
+    if stop is not None and stop.function is None:
+        names = recorded_names(parts.problem, seen(parts, parts.method.init(parts.problem, parts.fed.n)))
+        stop.bound(declared(parts.problem.declares, names))
+
+
+def stored(parts: Parts, folder: Path) -> Result:
+    """The result of a run that has ended, as its folder holds it.
+
+    Args:
+        parts: the live objects of the same run.
+        folder: its result folder.
+    """
+    template = parts.method.init(parts.problem, parts.fed.n)
+    found = checkpoint.load(folder / "checkpoint", template, parts.config.settings())
+    if found is None:
+        raise UsageError(f"{folder} has ended but holds no checkpoint; choose another out=.")
+    state, progress, _ = found
+    done = _Done.of(state, progress, lambda state: seen(parts, state))
+    summary = cleaned(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    events = read_lines(folder / "events.jsonl")
+    ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text(encoding="utf-8")))
+    view, best = complete_views(parts, seen(parts, state), done, [])
+    return Result(view, _history(folder), ledger, summary, state, [], events, best)
 
 
 def guarded(parts: Parts) -> bool:
@@ -429,7 +528,8 @@ def guarded(parts: Parts) -> bool:
     The server must hold the validation rows; then judging costs one evaluation on them per round, and no traffic.
     """
     wanted = parts.config.federation.guard
-    if wanted is False or (wanted == "auto" and not learns_weights(parts.config.run.method)):
+    learns = parts.method.learns_weights or learns_weights(parts.config.run.method)
+    if wanted is False or (wanted == "auto" and not learns):
         return False
     held = parts.fed.target == "server"
     able = held and MEASURE in parts.problem.validate(parts.method.view(parts.method.init(parts.problem, parts.fed.n)))
@@ -444,6 +544,23 @@ def guarded(parts: Parts) -> bool:
 def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
     """Whether what was moved, up and down, reaches a budget of bytes."""
     return budget is not None and moved["bytes_up"] + moved["bytes_down"] >= budget
+
+
+def recorded(problem: Problem, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """What a record holds of a view: the problem's measures, statistics of the weights, and the method's own numbers.
+
+    Args:
+        problem: what is minimised.
+        view: what is seen of a state.
+        measures: the problem's measures, where they are known already.
+    """
+    measures = measured(problem, view) if measures is None else measures
+    return {**measures, **weight_statistics(view.weights, problem.friends), **view.more}
+
+
+def recorded_names(problem: Problem, view: View) -> list[str]:
+    """The names of the measures that a record will hold."""
+    return [name for name, value in recorded(problem, view).items() if _is_number(value)]
 
 
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
@@ -477,6 +594,10 @@ def _finite(state: Tree) -> bool:
 def _rounded(weights: list[Any]) -> list[Any]:
     """To the digits of weights.csv; of a matrix, row by row."""
     return [_rounded(w) if isinstance(w, list) else float(f"{w:.9g}") for w in weights]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_finite(value: Any) -> bool:
@@ -534,8 +655,8 @@ def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _how_to_resume(folder: Path | None) -> str:
-    return "" if folder is None else f"stopped by the user; go on with: coterie resume {folder}"
+def _how_to_resume(folder: Path | None, again: str = "") -> str:
+    return "" if folder is None else f"stopped by the user; go on with: {again or f'coterie resume {folder}'}"
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A run and its baselines, in one result folder that can be resumed."""
 
 import json
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any, Protocol
 
 from coterie.errors import RunError, UsageError, cleaned
 from coterie.experiment.build import Network, assemble
-from coterie.experiment.config import Config, RunTable, load
+from coterie.experiment.config import OWN_DATA, Config, RunTable, load
 from coterie.experiment.loggers import with_logs
-from coterie.experiment.loop import Observer, is_spent, run_rounds
+from coterie.experiment.loop import Observer, check_stop, is_spent, run_rounds
 from coterie.experiment.records import check, prepare
+from coterie.plugins import label
 from coterie.storage import make_folder, sole_user, sweep, write_atomically, write_json
 
 
@@ -31,7 +33,8 @@ def run(
     """
     check(folder, force=force)
     parts = assemble(config, network)  # whatever is wrong with the settings shows before anything is overwritten
-    observer = with_logs(config.run.log, folder, watch(config.run.method, False))
+    check_stop(parts)
+    observer = with_logs(config.run.log, folder, watch(label(config.run.method), False))
     prepare(folder, force=force)
     with _at_work_in(folder):
         write_atomically(folder / "config.toml", parts.config.as_record().encode())
@@ -47,10 +50,29 @@ def resume(folder: Path, watch: Watch, *, network: Network | None = None) -> dic
         raise UsageError(
             f"{folder} is no result folder: it has no config.toml. Start one with `coterie run --out DIR`."
         )
+    refuse_own(folder)
     with _at_work_in(folder):
         config = load(folder / "config.toml")
-        summary = _one(config, folder, watch(config.run.method, False), home=folder, network=network)
+        summary = _one(config, folder, watch(label(config.run.method), False), home=folder, network=network)
         return _with_baselines(config, summary, folder, watch, network)
+
+
+def refuse_own(folder: Path) -> None:
+    """Refuse to resume a run of Python objects from the command line, and say who can."""
+    run = recorded_tables(folder / "config.toml").get("run", {})
+    if run.get("problem") == OWN_DATA and run.get("engine", "local") == "local":
+        raise UsageError(
+            f"{folder} was made by coterie.fit from Python objects, which no file holds. Resume it from Python: call "
+            f"coterie.fit again with the same problem, method and settings, and out={str(folder)!r}."
+        )
+
+
+def recorded_tables(file: Path) -> dict[str, Any]:
+    """The tables of a config.toml as they are, unchecked; empty where it cannot be read."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return {}  # `load` says what is wrong with it
 
 
 def _with_baselines(
@@ -61,12 +83,13 @@ def _with_baselines(
         return summary
     baselines: dict[str, Any] = {}
     for name in config.run.baselines or []:
-        subfolder = folder / "baselines" / name
+        shown = label(name)
+        subfolder = folder / "baselines" / shown
         make_folder(subfolder)
-        one = _one(config.for_baseline(name), subfolder, watch(name, True), home=folder, network=network)
+        one = _one(config.for_baseline(name), subfolder, watch(shown, True), home=folder, network=network)
         if one["outcome"] == "stopped":
             return {**summary, "outcome": "stopped", "message": one["message"]}
-        baselines[name] = {k: one[k] for k in ("outcome", "final", "communication", "seconds")}
+        baselines[shown] = {k: one[k] for k in ("outcome", "final", "communication", "seconds")}
     if baselines != summary.get("baselines", {}):
         summary = {**summary, "baselines": baselines}
         write_json(folder / "summary.json", summary)
@@ -108,6 +131,7 @@ def finished(folder: Path, run: RunTable) -> dict[str, Any] | None:
     try:
         summary: dict[str, Any] = cleaned(json.loads(path.read_text(encoding="utf-8")))
         done = summary["rounds"] >= run.rounds or is_spent(run.budget, summary["communication"])
+        done = done or (run.stop is not None and bool(summary.get("stopped")))
         return summary if summary["outcome"] == "finished" and done else None
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it and resume again.") from None

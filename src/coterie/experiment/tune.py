@@ -4,18 +4,21 @@ Combinations run as processes of their own, in result folders of their own, so t
 and can be looked at afterwards. The test set plays no part in the choice.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coterie.errors import RunError, UsageError
+from coterie.errors import RunError, UsageError, unknown
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
+from coterie.measures import STANDARD, Measure, of_summary
+from coterie.plugins import label
 from coterie.storage import write_atomically, write_json
 
-MEASURES = (("validation_accuracy", max), ("validation_loss", min), ("objective", min))
+OUTSIDE = re.compile(r",(?![^(]*\))")  # commas that are not between parentheses: cosine(0.1, 100) is one value
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -49,8 +52,12 @@ def tune(
     jobs: int | None = None,
     force: bool = False,
     watch: Watch | None = None,
+    measure: str | None = None,
 ) -> dict[str, Any]:
-    """Run the grid, write tune.json and best.toml, and return the former."""
+    """Run the grid, write tune.json and best.toml, and return the former.
+
+    measure is the one to choose by; by default the most important that needs no test rows.
+    """
     chosen = combinations(grid)
     configs = [_with(config, settings, rounds) for settings in chosen]
     if not (folder / "tune.json").is_file() or force:
@@ -59,16 +66,18 @@ def tune(
     runs = [Job(one, folder / "trials" / f"{i:03d}") for i, one in enumerate(configs)]
     summaries = run_all(runs, at_once=jobs, watch=watch)
     trials = [Trial(i, chosen[i], s["final"], s["outcome"], s["message"]) for i, s in enumerate(summaries)]
-    best, measure = _best(trials)
+    known = {m.name: m for summary in summaries if summary["outcome"] == "finished" for m in of_summary(summary)}
+    best, name = _best(trials, known.values(), measure)
     winner = _with(config, best.settings, config.run.rounds)
     write_atomically(folder / "best.toml", winner.as_toml().encode())
     result = {
-        "method": config.run.method,
-        "problem": config.run.problem,
+        "method": label(config.run.method),
+        "problem": label(config.run.problem),
         "seed": config.run.seed,
         "rounds": rounds,
-        "measure": measure,
-        "best": {"settings": best.settings, measure: best.final[measure]},
+        "measure": name,
+        "declared": known[name].as_dict(),
+        "best": {"settings": best.settings, name: best.final[name]},
         "trials": [trial._asdict() for trial in trials],
     }
     write_json(folder / "tune.json", result)
@@ -86,14 +95,20 @@ def _with(config: Config, settings: Mapping[str, Any], rounds: int) -> Config:
     return resolve(tables)
 
 
-def _best(trials: list[Trial]) -> tuple[Trial, str]:
+def _best(trials: list[Trial], measures: Iterable[Measure] = STANDARD, wanted: str | None = None) -> tuple[Trial, str]:
+    """The best finished combination, by a measure or by the most important that needs no test rows."""
     finished = [trial for trial in trials if trial.outcome == "finished"]
     if not finished:
         raise RunError(f"no combination finished. The first {trials[0].outcome}: {trials[0].message}")
-    for measure, better in MEASURES:
-        known = [trial for trial in finished if trial.final.get(measure) is not None]  # None was not finite
-        if known:
-            return better(known, key=lambda trial: trial.final[measure]), measure
+    known = {measure.name: measure for measure in measures}
+    if wanted is not None and wanted not in known:
+        raise unknown("measure", wanted, known)
+    by_rows = [m for rows in ("validation", "") for m in known.values() if m.rows == rows and m.better != "neither"]
+    for measure in by_rows if wanted is None else [known[wanted]]:
+        sign = -1.0 if measure.higher else 1.0
+        able = [trial for trial in finished if trial.final.get(measure.name) is not None]  # None was not finite
+        if able:
+            return min(able, key=lambda trial: sign * trial.final[measure.name]), measure.name
     raise UsageError("the problem has no validation measure to choose by; give it a target with validation rows.")
 
 
@@ -107,4 +122,4 @@ def _grid_lines(pairs: Sequence[str], read: Callable[[list[str]], dict[str, Any]
         key, sign, values = pair.partition("=")
         if not sign:
             raise UsageError(f"--grid {pair!r} has no '='; write --grid method.step=0.05,0.02.")
-        yield key.strip(), [read([f"{key}={value}"])[key.strip()] for value in values.split(",")]
+        yield key.strip(), [read([f"{key}={value}"])[key.strip()] for value in OUTSIDE.split(values)]

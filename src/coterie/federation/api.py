@@ -122,6 +122,10 @@ class Replies(NamedTuple):
     failures: tuple[Failure, ...] = ()
     sent: Size | None = None  # what travelled, where that is not the values as they are
 
+    def only(self, kept: Tensor) -> "Replies":
+        """The replies that a mask or an index chooses; failures and traffic are not theirs alone."""
+        return Replies(self.ids[kept], rows(self.values, kept), rows(self.memory, kept))
+
 
 class Engine(Protocol):
     """Where clients live."""
@@ -474,13 +478,7 @@ class Federation:
         return result if memory is None else (result, self.engine.remember(memory, parts))
 
     def gather(
-        self,
-        work: Work,
-        shared: Tree = None,
-        *,
-        memory: Memory | None = None,
-        draw: Draw,
-        **static: Any,
+        self, work: Work, shared: Tree = None, *, memory: Memory | None = None, draw: Draw, **static: Any
     ) -> Any:
         """The results of all clients that reply, as rows ascending by client id, with the ids. One round.
 
@@ -550,8 +548,7 @@ class Federation:
         """The replies without those that are not finite or too long."""
         for arrived in self.engine.execute(call, self.ids):
             replies = orderly(arrived)
-            for failure in replies.failures:
-                self._note(cause, failure)
+            self._note(cause, replies.failures)
             if not len(replies.ids):
                 continue
             self.ledger.record(cause, up=size(replies.values) if replies.sent is None else replies.sent)
@@ -562,45 +559,36 @@ class Federation:
             if not reasons:
                 yield replies
                 continue
-            for client, reason in zip(replies.ids.tolist(), reasons, strict=True):
-                if reason:
-                    self._note(cause, Failure(client, "rejected", reason))
+            pairs = zip(replies.ids.tolist(), reasons, strict=True)
+            self._note(cause, [Failure(client, "rejected", reason) for client, reason in pairs if reason])
             if bool(fine.any()):
-                yield Replies(replies.ids[fine], rows(replies.values, fine), rows(replies.memory, fine))
+                yield replies.only(fine)
 
     def _helpful(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
         """All replies of a phase at once, without those that are 0 or copies."""
         for replies in together(passed):
             idle = self.screening.idle(call, replies)
-            for failure in idle:
-                self._note(cause, failure)
+            self._note(cause, idle)
             if not idle:
                 yield replies
                 continue
             idle_ids = torch.tensor([failure.client for failure in idle], device=replies.ids.device)
             self.book.idle.update(idle_ids.tolist())
-            kept = ~torch.isin(replies.ids, idle_ids)
-            yield Replies(replies.ids[kept], rows(replies.values, kept), rows(replies.memory, kept))
+            yield replies.only(~torch.isin(replies.ids, idle_ids))
 
     def _shortened(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
         """All replies of a phase at once, none much longer than the others."""
         for replies in together(passed):
             short, cut = self.screening.shortened(call, replies)
-            for failure in cut:
-                self._note(cause, failure)
+            self._note(cause, cut)
             yield short
 
-    def _note(self, cause: str, failure: Failure) -> None:
+    def _note(self, cause: str, failures: Iterable[Failure]) -> None:
         """Record a failure; kind and reason may be a client's own words."""
-        self.book.events.append(
-            {
-                "round": self.round,
-                "phase": cause,
-                "client": failure.client,
-                "event": known(failure.kind),
-                "reason": clean(failure.reason),
-            }
-        )
+        at = {"round": self.round, "phase": cause}
+        self.book.events += [
+            {**at, "client": f.client, "event": known(f.kind), "reason": clean(f.reason)} for f in failures
+        ]
 
 
 def orderly(replies: Replies) -> Replies:
@@ -612,20 +600,10 @@ def orderly(replies: Replies) -> Replies:
     first = torch.ones_like(order, dtype=torch.bool)
     first[1:] = ids[order][1:] != ids[order][:-1]
     twice = [Failure(k, "duplicate", "its reply came again; the first counts") for k in ids[order][~first].tolist()]
-    kept = order[first]
-    failures = (*replies.failures, *twice)
-    return Replies(ids[kept], rows(replies.values, kept), rows(replies.memory, kept), failures, replies.sent)
+    return replies.only(order[first])._replace(failures=(*replies.failures, *twice), sent=replies.sent)
 
 
 def _downlink(shared: Tree, clients: int) -> Size:
     """The size of a broadcast to so many clients: shared values whole, one row per client of `Each` values."""
-    each: list[Tensor] = []
-    plain = size(_without_each(shared, each))
-    private = size([t[0] for t in each])
-    return (plain + private).times(clients)
-
-
-def _without_each(tree: Tree, each: list[Tensor]) -> Tree:
-    leaves, _ = tree_flatten(tree)
-    each.extend(leaf.rows for leaf in leaves if isinstance(leaf, Each))
-    return [leaf for leaf in leaves if not isinstance(leaf, Each)]
+    sent = [leaf.rows[0] if isinstance(leaf, Each) else leaf for leaf in tree_flatten(shared)[0]]
+    return size(sent).times(clients)

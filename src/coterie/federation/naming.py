@@ -7,9 +7,11 @@ nor admitted.
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 FAMILIES = {
@@ -28,73 +30,7 @@ FAMILIES = {
 }
 """Which module defines the works of a family that is not called after a method; those of a method are in its file."""
 
-FORMER = {
-    "coterie.experiment.contributions:set_gradients": "contributions/set-gradients",
-    "coterie.experiment.screening:arm_gradients": "advise/arm-gradients",
-    "coterie.experiment.screening:fold_gradients": "advise/fold-gradients",
-    "coterie.experiment.screening:held_out_errors": "advise/held-out-errors",
-    "coterie.methods.afl:loss_and_gradient": "afl/loss-and-gradient",
-    "coterie.methods.bilevel:merit": "bilevel/merit",
-    "coterie.methods.carving:learn": "submodels/learn",
-    "coterie.methods.collaborate:validation_gradient": "collaborate/validation-gradient",
-    "coterie.methods.collaborate:walk_and_gradient": "collaborate/steps-and-gradient",
-    "coterie.methods.count_sketch:sketched_walk": "count-sketch/sketched-steps",
-    "coterie.methods.ditto:both_walks": "ditto/both-models",
-    "coterie.methods.ditto:proximal_walk": "ditto/personal-model",
-    "coterie.methods.ds_fl:learn_and_tell": "ds-fl/learn-and-predict",
-    "coterie.methods.feddst:dynamic_steps": "feddst/dynamic-steps",
-    "coterie.methods.fednest_weights:corrected_walk": "fednest-weights/corrected-steps",
-    "coterie.methods.fednest_weights:own_hessian_product": "fednest-weights/hessian-product",
-    "coterie.methods.fednest_weights:slope": "fednest-weights/slope",
-    "coterie.methods.fedsep:sketch_decode": "fedsep/sketch-decode",
-    "coterie.methods.fedsep:sketch_encode": "fedsep/sketch-encode",
-    "coterie.methods.fedsep_redraw:redrawn_round": "fedsep-redraw/client-round",
-    "coterie.methods.fedsep_submodel:decode_and_learn": "fedsep-submodel/decode-and-learn",
-    "coterie.methods.flash:fixed_steps": "flash/fixed-steps",
-    "coterie.methods.flash:sensitivities": "flash/sensitivities",
-    "coterie.methods.hessian:weighted_products": "hessian/weighted-products",
-    "coterie.methods.local_svrg:begin_model": "local-svrg/begin-model",
-    "coterie.methods.local_svrg:begin_system": "local-svrg/begin-system",
-    "coterie.methods.local_svrg:output_average": "local-svrg/output-average",
-    "coterie.methods.local_svrg:walk_alone": "local-svrg/steps-alone",
-    "coterie.methods.local_svrg:walk_model": "local-svrg/model-steps",
-    "coterie.methods.local_svrg:walk_system": "local-svrg/system-steps",
-    "coterie.methods.local_train:walk_on": "local-train/own-steps",
-    "coterie.methods.mirror:goal_gradient": "mirror/goal-gradient",
-    "coterie.methods.mirror:goal_losses": "mirror/goal-losses",
-    "coterie.methods.mirror:goal_model": "mirror/goal-model",
-    "coterie.methods.nested_works:hessian_product": "fednest/hessian-product",
-    "coterie.methods.nested_works:hypergradient": "fednest/hypergradient",
-    "coterie.methods.nested_works:inner_gradient": "fednest/inner-gradient",
-    "coterie.methods.nested_works:inner_sgd_walk": "fednest/inner-sgd-steps",
-    "coterie.methods.nested_works:inner_svrg_walk": "fednest/inner-svrg-steps",
-    "coterie.methods.nested_works:local_nested_walk": "fednest/local-nested-steps",
-    "coterie.methods.nested_works:local_outer_walk": "fednest/local-outer-steps",
-    "coterie.methods.nested_works:outer_svrg_walk": "fednest/outer-svrg-steps",
-    "coterie.methods.nested_works:outer_y_gradient": "fednest/outer-y-gradient",
-    "coterie.methods.nested_works:simultaneous_walk": "fednest/simultaneous-steps",
-    "coterie.methods.pfedme:both_points": "pfedme/both-models",
-    "coterie.methods.pfedme:moreau_walk": "pfedme/moreau-steps",
-    "coterie.methods.pfedme:personal_model": "pfedme/personal-model",
-    "coterie.methods.primal_dual:gradient_alone": "primal-dual/gradient-alone",
-    "coterie.methods.primal_dual:gradient_and_product": "primal-dual/gradient-and-product",
-    "coterie.methods.sustain:combined_gradient": "sustain/combined-gradient",
-    "coterie.methods.sustain:slope": "sustain/slope",
-    "coterie.methods.sustain:weighted_products": "sustain/weighted-products",
-    "coterie.methods.top_k:sparse_walk": "top-k/sparse-steps",
-    "coterie.methods.two_layer:client_round": "two-layer/client-round",
-    "coterie.methods.two_layer:descend": "two-layer/descend",
-    "coterie.methods.two_layer:implicit": "two-layer/implicit",
-    "coterie.methods.works:goal_gradient": "shared/goal-gradient",
-    "coterie.methods.works:goal_loss_and_gradient": "shared/goal-loss-and-gradient",
-    "coterie.methods.works:gradient": "shared/gradient",
-    "coterie.methods.works:sgd_walk": "shared/local-steps",
-    "coterie.methods.zerofl:sparse_steps": "zerofl/sparse-steps",
-    "coterie.problems.files.prepare:category_counts": "files/category-counts",
-    "coterie.problems.files.prepare:column_moments": "files/column-moments",
-    "coterie.problems.files.prepare:dictionary_size": "files/dictionary-size",
-    "coterie.problems.personal:judged": "measures/judged",
-}
+FORMER: dict[str, str] = tomllib.loads((files("coterie.federation") / "former.toml").read_text(encoding="utf-8"))
 """What the works were called up to version 0.1: understood for one version in ledgers, checkpoints and orders."""
 
 _WORD = "[a-z0-9]+(-[a-z0-9]+)*"

@@ -5,27 +5,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten as tree_flatten  # offered to the other modules, like the next three
+from torch.utils._pytree import tree_flatten_with_path
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 Tree = Any
-
-__all__ = [
-    "Size",
-    "Tree",
-    "joined",
-    "mapped",
-    "named_leaves",
-    "put",
-    "row",
-    "rows",
-    "size",
-    "stack",
-    "tensors",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-]
 
 
 class Size(NamedTuple):

@@ -100,12 +100,7 @@ def work(
     name: str | None = None, /, *, update: Update, whole_pass: bool = False, mode: Forced = None
 ) -> Callable[[Work], Work]: ...
 def work(
-    name: Work | str | None = None,
-    /,
-    *,
-    update: Update = RESULT,
-    whole_pass: bool = False,
-    mode: Forced = None,
+    name: Work | str | None = None, /, *, update: Update = RESULT, whole_pass: bool = False, mode: Forced = None
 ) -> Work | Callable[[Work], Work]:
     """Mark a module-level function as a work. Only works are run at clients, and they are found by their names.
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
+from coterie import plugins
 from coterie.errors import unknown
-from coterie.methods.base import Method
+from coterie.methods.base import About, Method, validated
 
 FEDNEST = "FedNest (Tarzanagh et al. 2022)"
 FEDSEP = "FedSep (Li and Huang 2023)"
@@ -34,6 +35,8 @@ class MethodEntry:
         summary: what it does, in one line.
         learns_weights: whether it learns client weights.
         grid: the paper's grid, for `coterie tune`.
+        source: where it comes from: coterie, a distribution with its version, or a file.
+        factory: the factory itself, where it is somebody else's.
     """
 
     name: str
@@ -42,10 +45,14 @@ class MethodEntry:
     summary: str
     learns_weights: bool = False
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    source: str = plugins.OWN
+    factory: Callable[..., Method] | None = None
 
     @cached_property
     def make(self) -> Callable[..., Method]:
         """The factory, which takes the settings by name."""
+        if self.factory is not None:
+            return self.factory
         factory: Callable[..., Method] = getattr(import_module(f"coterie.methods.{self.home}"), self.identifier)
         return factory
 
@@ -223,13 +230,31 @@ METHODS: tuple[MethodEntry, ...] = (
 
 
 def learns_weights(name: str) -> bool:
-    """Whether a method is registered as one that learns weights; your own methods are not."""
+    """Whether one of coterie's own methods learns weights; others say so themselves, `Method.learns_weights`."""
     return any(entry.learns_weights for entry in METHODS if entry.name == name)
 
 
 def method_entry(name: str) -> MethodEntry:
-    """The entry of that name; an unknown one is an error that lists the nearest."""
+    """The entry of that name: coterie's own, or a plug-in's; an unknown one is an error that lists the nearest.
+
+    Args:
+        name: a registered name, package.module:factory, or file.py:factory.
+    """
     for entry in METHODS:
         if entry.name == name:
             return entry
-    raise unknown("method", name, (entry.name for entry in METHODS))
+    plugin = plugins.find("method", name)
+    if plugin is None:
+        registered = (other.name for other in plugins.registered("method"))
+        raise unknown("method", name, (*(entry.name for entry in METHODS), *registered))
+    return _outside(plugin, plugin.load("run.method"))
+
+
+@cache
+def _outside(plugin: plugins.Plugin, factory: Callable[..., Any]) -> MethodEntry:
+    """The entry of a plug-in."""
+    about = getattr(factory, "about", None)
+    if not isinstance(about, About):
+        factory, about = validated(factory), About()
+    make = plugins.returning(factory, Method, f"run.method = {plugin.name}", "mark the factory with @validated.")
+    return MethodEntry(plugin.name, "", about.paper, plugins.summary(factory), *about[1:], plugin.source, make)

@@ -17,21 +17,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
 from coterie.methods.shared.works import LocalSteps, local_sgd
-from coterie.numerics import Draw, robust
-from coterie.problems.base import Problem, View
+from coterie.numerics import robust
 from coterie.problems.catalogue.byzantine import Attackers, head_count
 from coterie.settings import BatchSize, Count, Positive
 
 Aggregate = Callable[[Tensor], Tensor]
-
-
-class RobustState(NamedTuple):
-    """The common model."""
-
-    x: Tensor
 
 
 def aggregated(
@@ -39,14 +31,14 @@ def aggregated(
 ) -> Method:
     """The method of an aggregate, checked against the number of clients before the first round."""
 
-    def init(problem: Problem, n: int) -> RobustState:
+    def init(problem: Problem, n: int) -> ModelState:
         if check is not None:
             check(n)
-        return RobustState(problem.start)
+        return ModelState(problem.start)
 
-    def round(fed: Federation, s: RobustState, draw: Draw) -> RobustState:
+    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **local._asdict())
-        return RobustState(s.x + aggregate(X - s.x))
+        return ModelState(s.x + aggregate(X - s.x))
 
     return Method(name, init, round, lambda s: View(s.x))
 

@@ -15,6 +15,7 @@ from torch.func import vmap
 
 Dims = tuple[int | None, ...]
 BUDGET = 1 << 28  # bytes of operands and values that one function keeps
+ENTRIES = 64  # values that one function keeps: a search must cost less than a pass
 
 
 class TensorVersion(NamedTuple):
@@ -45,36 +46,47 @@ class TensorVersion(NamedTuple):
         return (mine.data_ptr() == other.data_ptr() and mine.stride() == other.stride()) or torch.equal(mine, other)
 
 
+class _Entry(NamedTuple):
+    operands: tuple[TensorVersion, ...]
+    value: TensorVersion
+    bytes: int
+
+
 class TensorMemo:
     """Tensors by the tensors that they were computed from, within a budget of bytes; the last used stay longest."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.budget = budget
-        self._entries: list[tuple[tuple[TensorVersion, ...], TensorVersion]] = []  # the last used at the end
+        self._entries: list[_Entry] = []  # the last used at the end
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def take(self, matches: Callable[[tuple[TensorVersion, ...], Tensor], bool]) -> Tensor | None:
-        """The value of the first entry that matches, taken out; None if somebody wrote to it since."""
-        for i, (operands, value) in enumerate(self._entries):
+        """The value of the last entry that matches, taken out; None if somebody wrote to it since."""
+        for i in range(len(self._entries) - 1, -1, -1):
+            operands, value, _ = self._entries[i]
             if matches(operands, value.tensor):
-                del self._entries[i]
+                self._remove(i)
                 return value.tensor if value.unchanged else None
         return None
 
     def add(self, operands: tuple[Tensor, ...], value: Tensor) -> None:
         """Remember a value; the entries that were not used for longest make room."""
-        self._entries.append((tuple(map(TensorVersion.of, operands)), TensorVersion.of(value)))
-        while self._entries and self._bytes() > self.budget:
-            self._entries.pop(0)
+        size = sum(tensor.nbytes for tensor in (*operands, value))
+        self._entries.append(_Entry(tuple(map(TensorVersion.of, operands)), TensorVersion.of(value), size))
+        self._bytes += size
+        while self._entries and (self._bytes > self.budget or len(self._entries) > ENTRIES):
+            self._remove(0)
 
     def clear(self) -> None:
         """Forget everything."""
         self._entries.clear()
+        self._bytes = 0
 
-    def _bytes(self) -> int:
-        return sum(known.tensor.nbytes for operands, value in self._entries for known in (*operands, value))
+    def _remove(self, i: int) -> None:
+        self._bytes -= self._entries.pop(i).bytes
 
 
 class Memoised:

@@ -8,10 +8,12 @@ All have rows of unit length (in expectation), so SSᵀ ≈ I, ‖S‖ ≈ 1, an
 `apply` and `adjoint` work on the last dimension, so [K, d] is one call, and under `vmap`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import sqrt
-from typing import Literal, NamedTuple, Protocol, get_args
+from operator import add
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -196,18 +198,12 @@ class SparseSign:
 
     def apply(self, v: Tensor) -> Tensor:
         """S v."""
-        total = self.deals[0].sums(v)
-        for one in self.deals[1:]:
-            total = total + one.sums(v)
-        return total * self._scale.to(v)
+        return reduce(add, (deal.sums(v) for deal in self.deals)) * self._scale.to(v)
 
     def adjoint(self, x: Tensor) -> Tensor:
         """Sᵀ x."""
         x = x * self._scale.to(x)
-        total = self.deals[0].spread(x)
-        for one in self.deals[1:]:
-            total = total + one.spread(x)
-        return total
+        return reduce(add, (deal.spread(x) for deal in self.deals))
 
     @property
     def _scale(self) -> Tensor:
@@ -251,7 +247,7 @@ class CountSketch:
 
     def apply(self, v: Tensor) -> Tensor:
         """The table of v, laid out row after row."""
-        return torch.cat([one.sums(v) for one in self.deals], -1)
+        return torch.cat([deal.sums(v) for deal in self.deals], -1)
 
     def adjoint(self, x: Tensor) -> Tensor:
         """Σ over the rows of sign · bucket."""
@@ -264,7 +260,7 @@ class CountSketch:
 
     def _by_row(self, x: Tensor) -> Tensor:
         tables = x.reshape(*x.shape[:-1], self.rows, self.columns).unbind(-2)
-        return torch.stack([one.spread(table) for one, table in zip(self.deals, tables, strict=True)], -2)
+        return torch.stack([deal.spread(table) for deal, table in zip(self.deals, tables, strict=True)], -2)
 
 
 @lru_cache(maxsize=4)
@@ -275,13 +271,16 @@ def sketch(kind: Kind, size: int, dimension: int, seed: int = 0) -> Sketch:
             f"a sketch of {size} numbers for {dimension} parameters: the size must be at least 1 and below "
             f"{dimension}; larger saves nothing, use uncompressed."
         )
-    if kind == "gaussian":
-        return Gaussian(size, dimension, seed)
-    if kind == "hadamard":
-        return Hadamard(size, dimension, seed)
-    if kind == "sign":
-        return SparseSign(size, dimension, seed)
-    raise unknown("sketch", kind, get_args(Kind))
+    if kind not in SKETCHES:
+        raise unknown("sketch", kind, SKETCHES)
+    return SKETCHES[kind](size, dimension, seed)
+
+
+SKETCHES: dict[str, Callable[[int, int, int], Sketch]] = {
+    "gaussian": Gaussian,
+    "hadamard": Hadamard,
+    "sign": SparseSign,
+}
 
 
 @lru_cache(maxsize=4)

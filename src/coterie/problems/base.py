@@ -15,6 +15,7 @@ from torch import Tensor
 
 from coterie.federation import Attack, Batch, Federation, Ledger, Memory, Rows, Shard, Stack
 from coterie.federation.work import rows_for_records
+from coterie.measures import Measure, number
 from coterie.settings import StatisticsPrivacy
 
 P = TypeVar("P", bound="Problem")
@@ -133,6 +134,8 @@ class Problem(ABC):
         artifacts: JSON files to be saved beside the model, by file name.
         spent: what preparing the data has already communicated.
         released: the noise multiplier of the clients' statistics, where these are private.
+        declares: the measures that only this problem has, the most important first; those of `measures.STANDARD` need
+            no declaration.
     """
 
     task: Any
@@ -152,6 +155,7 @@ class Problem(ABC):
     artifacts: Mapping[str, Any] = field(default_factory=dict)
     spent: Ledger | None = None
     released: float | None = None
+    declares: tuple[Measure, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -178,6 +182,11 @@ class Problem(ABC):
     @abstractmethod
     def named(self, view: View) -> dict[str, Tensor]:
         """The trained tensors by name, as they are saved."""
+
+
+def measured(problem: Problem, view: View) -> dict[str, float]:
+    """The measures of a view as plain numbers; a measure that is no number is refused with its name."""
+    return {name: number(name, value) for name, value in problem.measure(view).items()}
 
 
 def expect(problem: Problem, kind: type[P]) -> P:

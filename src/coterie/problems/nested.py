@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie.errors import UsageError
 from coterie.federation import Batch, Rows, Stack, pack
 from coterie.federation.tree import tensors
+from coterie.measures import Measure, RowsOf, computed, own_measures
 from coterie.numerics.derivatives import mixed_vector
 from coterie.problems.base import Problem, View
 from coterie.problems.models import FlatModel
@@ -88,6 +89,10 @@ class NestedTask:
     def direct_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_x f."""
         return grad(self.f, argnums=0)(x, y, batch)
+
+    def inner_direct_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+        """∇_x g."""
+        return grad(self.g, argnums=0)(x, y, batch)
 
     def outer_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y f."""
@@ -165,11 +170,21 @@ class NestedProblem(Problem):
         return self.task.offers
 
     def measure(self, view: View) -> dict[str, float]:
-        """The problem's own measures, or the two mean losses where it has none."""
+        """The problem's own measures, or the two mean losses where a function does not replace them."""
         measures = dict(self.measures(view)) if self.measures is not None else self.losses(view)
+        measures |= {m.name: self._mean(m, view) for m in self.declares if m.of is not None}
         if self.exact is not None:
             measures |= self.exact.measure(view)
         return measures
+
+    def _mean(self, measure: Measure, view: View) -> float:
+        """The mean of a measure over the clients, at the variables as the user gave them."""
+        y = self.inner_start if view.inner is None else view.inner
+        stack = self.valid if measure.rows == "validation" and self.valid is not None else self.train
+        with torch.no_grad():
+            at = self.task.x(view.model), self.task.y(y)
+            values = [computed(measure, *at, stack.client(k).all()) for k in range(self.clients)]
+        return sum(values) / len(values)
 
     def losses(self, view: View) -> dict[str, float]:
         """1/m Σ f_i and 1/m Σ g_i at the point itself (not at y*(x)), over all rows."""
@@ -200,7 +215,16 @@ class Nested:
     def on(
         self, train: Sequence[Any], valid: Sequence[Any] | None = None, *, x: Variable, y: Variable, **more: Any
     ) -> NestedProblem:
-        """The problem on these clients: a train shard each for g and, if given, a validation shard each for f."""
+        """The problem on these clients.
+
+        Args:
+            train: one shard per client, for g.
+            valid: one validation shard per client, for f; the train shards if they are not given.
+            x: the start of the outer variable: a tensor, a module, or a dict of these.
+            y: the start of the inner variable.
+            more: measures (a list of `coterie.Measure` beside the two losses, or a function of the `View` instead of
+                them), dtype, device, and `exact`, the solution where it is known.
+        """
         return _problem("bilevel", self.inner, self.outer, x, y, train, valid, **more)
 
 
@@ -298,7 +322,7 @@ def _problem(
     train: Sequence[Any],
     valid: Sequence[Any] | None,
     *,
-    measures: Measures | None = None,
+    measures: Measures | Sequence[Measure] | None = None,
     exact: Any = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
@@ -319,7 +343,10 @@ def _problem(
     task = replace(task, vmaps=not reason, reason=reason)
     mixes = task.x.mixes_rows or task.y.mixes_rows or not understands_padding(task, rows, goal)
     task = replace(task, mixes_rows=mixes)
-    return NestedProblem(task, rows, None, task.x.start, valid=goal, measures=measures, exact=exact)
+    function = measures if callable(measures) else None
+    held: list[RowsOf] = ["train"] if goal is None else ["validation", "train"]
+    own = () if measures is None or callable(measures) else own_measures(measures, held, "validation shards")
+    return NestedProblem(task, rows, None, task.x.start, valid=goal, measures=function, exact=exact, declares=own)
 
 
 def _probe(task: NestedTask, train: Stack, valid: Stack | None) -> None:

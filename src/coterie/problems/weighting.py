@@ -17,6 +17,7 @@ from coterie import machine
 from coterie.errors import UsageError, gist
 from coterie.federation import Federation, Rows, Shard, Stack, pack
 from coterie.federation.mapped import Collate
+from coterie.measures import Measure, RowsOf, computed, own_measures
 from coterie.problems.base import Problem, Task, View
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import probe
@@ -58,6 +59,7 @@ class Weighting(Problem):
         l2: float = 0.0,
         dtype: Literal["float32", "float64"] = "float32",
         device: str = "cpu",
+        measures: Sequence[Measure] = (),
     ) -> "Weighting":
         """The weighting problem of your own data and model, for `coterie.fit`.
 
@@ -80,6 +82,8 @@ class Weighting(Problem):
             l2: strength of the penalty ½ l2 ‖θ‖².
             dtype: "float32" or "float64".
             device: cpu, cuda, cuda:N or mps.
+            measures: measures of your own beside loss and accuracy, each a `coterie.Measure` with the function
+                `of(outputs, labels)`, on test rows if there are some, or on those that its `rows` names.
 
         Example:
             >>> import torch, coterie
@@ -114,6 +118,7 @@ class Weighting(Problem):
             l2=l2,
             dtype=getattr(torch, dtype),
             device=machine.checked_device(device, dtype),
+            measures=measures,
         )
 
     def __repr__(self) -> str:
@@ -148,8 +153,20 @@ class Weighting(Problem):
         if self.test is not None:
             measures |= self.task.measure(theta, self.test, "test")
         measures |= self.validate(view)
+        measures |= self._own(theta)
         if self.exact is not None:
             measures |= self.exact.measure(view)
+        return measures
+
+    def _own(self, theta: Tensor) -> dict[str, float]:
+        """The measures that were given to `on`."""
+        held = {"test": self.test, "validation": None if self.target is None else self.target.valid}
+        measures: dict[str, float] = {}
+        for rows, part in held.items():
+            wanted = [m for m in self.declares if m.rows == rows and m.of is not None]
+            if wanted and part is not None and isinstance(self.task, Supervised):
+                outputs, labels = self.task.outputs_and_labels(theta, part)
+                measures |= {m.name: computed(m, outputs, labels) for m in wanted}
         return measures
 
     def validate(self, view: View) -> dict[str, float]:
@@ -188,6 +205,7 @@ def weighting(
     l2: float = 0.0,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    measures: Sequence[Measure] = (),
     **more: Any,
 ) -> Weighting:
     """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs.
@@ -213,7 +231,8 @@ def weighting(
             _check_form(part, train, who, padded=collate is not None)
     task = Supervised.of(model, loss, l2=l2)
     outputs = _outputs(task, train.client(0))
-    if task.loss_by_row is cross_entropy:
+    labels = [part.columns[-1] for part in (train, goal, held_out, own, own_tests) if part is not None]
+    if task.loss_by_row is cross_entropy or (outputs > 1 and all(_are_classes(column, outputs) for column in labels)):
         task = Supervised.of(model, loss, l2=l2, classes=outputs)
     for part, who in ((train, "the clients"), *others):
         if part is not None:
@@ -229,6 +248,8 @@ def weighting(
     rows = None if held_out is None else held_out.client(0)
     known = None if groups is None else torch.tensor(of, device=device)
     judged_on = None if own_tests is None else own_tests.shared_by(torch.tensor(of, device=device))
+    held: dict[RowsOf, bool] = {"test": held_out is not None, "validation": goal is not None}
+    declares = own_measures(measures, [name for name, there in held.items() if there], "test=… or target=…")
     return Weighting(
         task,
         train,
@@ -241,6 +262,7 @@ def weighting(
         groups=known,
         notes=notes,
         **more,
+        declares=declares,
     )
 
 
@@ -253,6 +275,15 @@ def _check_everyone(clients: int, valid: Stack | None, tests: Stack | None, grou
     if tests is not None and len(tests) != max(groups) + 1:
         of = "clients; give one per client" if max(groups) + 1 == clients else "groups; give one per group"
         raise UsageError(f"there are {len(tests)} test sets for {max(groups) + 1} {of}.")
+
+
+def _are_classes(labels: Any, outputs: int) -> bool:
+    """Whether labels of an own loss are class numbers of the model's outputs, so that there is an accuracy."""
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.dtype == torch.bool:
+        return False
+    if labels.is_floating_point() or labels.is_complex():
+        return False
+    return int(labels.min()) >= 0 and int(labels.max()) < outputs
 
 
 def _check_form(part: Stack, train: Stack, who: str, *, padded: bool) -> None:

@@ -6,33 +6,19 @@ from typing import Any, NamedTuple
 
 import torch
 
+from coterie.measures import Measure
+from coterie.measures import headline as most_important
 from coterie.numerics import clusters
 from coterie.report.results import MOST_NUMBERS, MOST_POINTS, Run, moved, thinned
 from coterie.report.svg import LIGHT, Bar, Chart, Line, bars, graph, heat_map, lines, matrix_map, short
 from coterie.report.svg import size as size_text
-from coterie.report.terminal import HEADLINES, measure_text, ranges
+from coterie.report.terminal import ranges
 
 ALONE = {"local-train": "training alone"}
 AVERAGING = {"fedavg": "plain averaging", "local-svrg": "plain averaging", "sgd-full": "plain averaging"}
-MEASURES = {
-    "personal_accuracy": "mean personal accuracy",
-    "personal_accuracy_worst": "worst personal accuracy",
-    "test_accuracy": "test accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "test_loss": "test loss",
-    "personal_loss": "mean personal loss",
-    "validation_accuracy": "validation accuracy",
-    "validation_loss": "validation loss",
-    "objective": "objective",
-    "distance_to_optimum": "distance to the optimum",
-    "stationarity": "stationarity",
-}
-SPREAD = {
-    "friends_weight": "weight of the known friends",
-    "group_weight": "weight inside the own group",
-    "effective_clients": "effective number of clients, 1/Σw²",
-}
-LOGARITHMIC = ("distance_to_optimum", "stationarity")
+AXES = {"round": "rounds", "exchanges": "exchanges", "bytes": "bytes", "seconds": "seconds"}
+"""What measures are drawn against, and how the buttons and files are called."""
+AGAINST = {"round": "rounds", "exchanges": "rounds of communication", "bytes": "bytes moved", "seconds": "seconds"}
 MOST_BARS = 20
 NAMED = 5  # clients that get a colour of their own where friends are not known
 HEAVY = 0.9  # of the weight: whoever carries it is named
@@ -93,37 +79,38 @@ def _names(runs: list[Run]) -> list[str]:
     return names
 
 
-def headline_measure(found: Sequence[Group]) -> tuple[str, str]:
-    """The measure that all of them have, the most asked for first; its key and its name."""
-    for key, label in HEADLINES:
-        if all(group.finals(key) for group in found):
-            return key, label
-    for key, label in HEADLINES:
-        if found and found[0].finals(key):
-            return key, label
-    return "", ""
+def measures_of(found: Sequence[Group]) -> tuple[Measure, ...]:
+    """The declared measures of all runs, the most important first; the first run's order holds."""
+    each = {measure.name: measure for group in found for run in group.runs for measure in run.measures}
+    return tuple(each.values())
 
 
-def higher_is_better(measure: str) -> bool:
-    """Accuracies and weights are gains, all else is loss."""
-    return measure.endswith(("accuracy", "accuracy_worst", "weight"))
+def headline_measure(found: Sequence[Group]) -> Measure | None:
+    """The most important measure that all of them have, else one that the first has."""
+    for part in (found, found[:1]):
+        lasts = [run.final for group in part for run in group.runs]
+        measure = most_important(measures_of(found), lasts)
+        if measure is not None and all(group.finals(measure.name) for group in part):
+            return measure
+    return None
 
 
-def measure_charts(found: Sequence[Group]) -> list[tuple[Chart, Chart]]:
-    """Every measure against rounds and against bytes, all groups in one chart."""
-    known = {key for group in found for line in group.runs[0].metrics for key in line}
-    charts = []
-    for key, label in {**MEASURES, **SPREAD}.items():
-        if key in known:
-            kind = "percent" if "accuracy" in key or "weight" in key else "number"
-            log = key in LOGARITHMIC
-            pair = []
-            for x, words in (("round", "rounds"), ("bytes", "bytes moved")):
-                drawn = [line for group in found if (line := _curve(group, key, x)) is not None]
-                drawn = _level(drawn) if x == "bytes" else drawn
-                pair.append(lines(f"{key}-{words.split()[0]}", f"{label} against {words}", drawn, x=x, y=kind, log=log))
-            charts.append((pair[0], pair[1]))
-    return charts
+def measure_charts(found: Sequence[Group]) -> list[dict[str, Chart]]:
+    """Every declared measure against each of `AXES`, all groups in one chart."""
+    return [
+        {x: measure_chart(measure, found, x) for x in AXES}
+        for measure in measures_of(found)
+        if any(_curve(group, measure.name, "round") is not None for group in found)
+    ]
+
+
+def measure_chart(measure: Measure, found: Sequence[Group], x: str = "round") -> Chart:
+    """One measure against one of `AXES`."""
+    drawn = [line for group in found if (line := _curve(group, measure.name, x)) is not None]
+    drawn = _level(drawn) if x in ("exchanges", "bytes") else drawn
+    title = f"{measure.label}{f', {measure.unit}' if measure.unit else ''} against {AGAINST[x]}"
+    kind = "percent" if measure.share else "number"
+    return lines(f"{measure.name}-{AXES[x]}", title, drawn, x=x, y=kind, log=measure.scale == "log")
 
 
 def _curve(group: Group, measure: str, x: str) -> Line | None:
@@ -135,14 +122,23 @@ def _curve(group: Group, measure: str, x: str) -> Line | None:
         return None
     values = [[float(found[t][measure]) for found in by_round] for t in common]
     across: list[float] = [float(t) for t in common]
-    if x == "bytes":
+    if x != "round":
         pairs = list(zip(group.runs, by_round, strict=True))
-        across = [statistics.fmean(moved(run.traffic(found[t])) for run, found in pairs) for t in common]
+        across = [statistics.fmean(_spent(run, found[t], x) for run, found in pairs) for t in common]
     band = ([min(v) for v in values], [max(v) for v in values]) if len(group.runs) > 1 else None
     colour = group.colour % len(LIGHT)
     ys = [statistics.fmean(v) for v in values]
     across = [float(short(v, 6) or 0) for v in across]
     return Line(group.name, across, ys, group.name, colour, colour, band)
+
+
+def _spent(run: Run, line: dict[str, Any], x: str) -> float:
+    """What a run had cost at a recorded round: exchanges, bytes or seconds."""
+    if x == "seconds":
+        seconds = line.get("seconds")
+        return float(seconds) if isinstance(seconds, int | float) else 0.0
+    traffic = run.traffic(line)
+    return float(moved(traffic) if x == "bytes" else traffic["rounds"])
 
 
 def _level(drawn: list[Line]) -> list[Line]:
@@ -205,11 +201,11 @@ def weight_charts(run: Run, name: str = "weights") -> list[Chart]:
 
 
 def _spread(run: Run, name: str) -> list[Chart]:
-    """How concentrated the weights are, by the first measure of it that was recorded."""
-    for key, label in SPREAD.items():
-        curve = _curve(Group(label, [run], 0, False), key, "round")
-        if curve is not None:
-            return [lines(f"{name}-spread", label, [curve], y="percent" if "weight" in key else "number")]
+    """How concentrated the weights are, by the first measure of it that is declared."""
+    for measure in run.measures:
+        curve = _curve(Group(measure.label, [run], 0, False), measure.name, "round")
+        if measure.rows == "weights" and curve is not None:
+            return [lines(f"{name}-spread", measure.label, [curve], y="percent" if measure.share else "number")]
     return []
 
 
@@ -272,14 +268,15 @@ class Headline(NamedTuple):
 
 def headline(run: Run, found: Sequence[Group]) -> Headline:
     """One run: how good, how much better than alone, who helped, what it cost."""
-    key, label = headline_measure(found)
+    measure = headline_measure(found)
     sentences, figures = [], []
-    if key:
+    if measure is not None:
+        key, label = measure.name, measure.label
         value = run.final[key]
-        sentences.append(f"{run.method} reaches {measure_text(key, value)} {label} after {run.final['round']} rounds.")
-        figures.append((measure_text(key, value), label))
+        sentences.append(f"{run.method} reaches {measure.text(value)} {label} after {run.final['round']} rounds.")
+        figures.append((measure.text(value), label))
         against = [
-            (gain, f"{gain_text(key, gain)} {words} ({measure_text(key, other)})")
+            (gain, f"{gain_text(measure, gain)} {words} ({measure.text(other)})")
             for group in found
             if group.is_baseline
             for other in group.finals(key)[:1]
@@ -289,9 +286,7 @@ def headline(run: Run, found: Sequence[Group]) -> Headline:
             sentences.append("That is " + _listed([text for _, text in against]) + ".")
         alone = next((g for g in found if g.name in ALONE and g.is_baseline and g.finals(key)), None)
         if alone is not None:
-            gain = value - alone.finals(key)[0]
-            shown = f"{100 * gain:+.1f} points" if "accuracy" in key else f"{gain:+.3g}"
-            figures.append((shown.replace("-", "−"), "against training alone"))
+            figures.append((measure.gap(value - alone.finals(key)[0]), "against training alone"))
     sentences += _who(run)
     if "friends_weight" in run.final and _is_number(run.final["friends_weight"]):
         figures.append((f"{100 * run.final['friends_weight']:.0f} %", "of the weight at known friends"))
@@ -308,13 +303,14 @@ def headline(run: Run, found: Sequence[Group]) -> Headline:
     return Headline(sentences, figures)
 
 
-def gain_text(key: str, gain: float) -> str:
+def gain_text(measure: Measure, gain: float) -> str:
     """How one value stands to another, in words."""
-    better = gain > 0 if higher_is_better(key) else gain < 0
     if abs(gain) < 5e-4:
         return "level with"
-    amount = f"{abs(100 * gain):.1f} points" if "accuracy" in key else f"{abs(gain):.3g}"
-    return f"{amount} {'better' if better else 'worse'} than"
+    amount = measure.gap(abs(gain), signed=False)
+    if measure.better == "neither":
+        return f"{amount} {'above' if gain > 0 else 'below'}"
+    return f"{amount} {'better' if (gain > 0) == measure.higher else 'worse'} than"
 
 
 def _who(run: Run) -> list[str]:
@@ -344,18 +340,19 @@ def _who(run: Run) -> list[str]:
 
 def headline_of_several(found: Sequence[Group]) -> Headline:
     """Several runs: who is best by the mean over seeds, and by how much."""
-    key, label = headline_measure(found)
-    ranked = [group for group in found if group.finals(key)] if key else []
-    if not ranked:
+    measure = headline_measure(found)
+    ranked = [group for group in found if group.finals(measure.name)] if measure is not None else []
+    if measure is None or not ranked:
         return Headline([f"{sum(len(g.runs) for g in found)} runs."], [])
-    ranked.sort(key=lambda g: statistics.fmean(g.finals(key)), reverse=higher_is_better(key))
+    key, label = measure.name, measure.label
+    ranked.sort(key=lambda g: statistics.fmean(g.finals(key)), reverse=measure.higher)
     best = ranked[0]
     seeds = len(best.runs)
-    start = f"{best.name} has the best {label}: {spread_text(key, best.finals(key))}"
+    start = f"{best.name} has the best {label}: {spread_text(measure, best.finals(key))}"
     sentences = [f"{start}, mean over {seeds} seeds." if seeds > 1 else f"{start}, of one seed."]
-    figures = [(spread_text(key, best.finals(key)), f"{best.name}, best {label}")]
+    figures = [(spread_text(measure, best.finals(key)), f"{best.name}, best {label}")]
     own = statistics.fmean(best.finals(key))
-    behind = [f"{gain_text(key, own - statistics.fmean(group.finals(key)))} {group.name}" for group in ranked[1:4]]
+    behind = [f"{gain_text(measure, own - statistics.fmean(group.finals(key)))} {group.name}" for group in ranked[1:4]]
     if behind:
         sentences.append(f"That is {_listed(behind)}.")
     costs = {g.name: statistics.fmean(moved(run.traffic()) for run in g.runs) for g in ranked}
@@ -365,13 +362,9 @@ def headline_of_several(found: Sequence[Group]) -> Headline:
     return Headline(sentences, figures)
 
 
-def spread_text(key: str, values: Sequence[float]) -> str:
+def spread_text(measure: Measure, values: Sequence[float]) -> str:
     """Mean ± standard deviation."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return measure_text(key, mean)
-    deviation = statistics.stdev(values)
-    return f"{100 * mean:.1f} ± {100 * deviation:.1f} %" if "accuracy" in key else f"{mean:.4g} ± {deviation:.2g}"
+    return measure.spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def _listed(words: list[str]) -> str:

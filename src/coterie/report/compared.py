@@ -3,19 +3,18 @@
 import csv
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from coterie.measures import of_result
 from coterie.report.page import table, write
 from coterie.report.results import read_all
 from coterie.report.svg import esc, size
-from coterie.report.terminal import HEADLINES, measure_text
 from coterie.storage import cell, write_atomically
-
-LABELS = dict(HEADLINES)
 
 
 class Row(NamedTuple):
@@ -36,14 +35,24 @@ class Row(NamedTuple):
 def head(result: Mapping[str, Any]) -> Row:
     """The columns' names."""
     reference = result["tests"]["reference"]
-    label = LABELS.get(result["measure"], result["measure"])
     against = f"{reference} is ahead by"
-    return Row("method", label, "mean rank", against, "p, t", "p, exact", "seeds", "rounds", "moved", "seconds")
+    return Row(
+        "method",
+        of_result(result).label,
+        "mean rank",
+        against,
+        "p, t",
+        "p, exact",
+        "seeds",
+        "rounds",
+        "moved",
+        "seconds",
+    )
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
     """One row per method, best first."""
-    measure = result["measure"]
+    measure = of_result(result)
     tests = {one["method"]: one for one in result["tests"]["comparisons"]}
     known = [row for row in result["rows"] if row["mean"] is not None]
     known.sort(key=lambda row: row["mean"], reverse=result["higher_is_better"])
@@ -56,9 +65,9 @@ def rows(result: Mapping[str, Any]) -> list[Row]:
         out.append(
             Row(
                 row["method"],
-                _spread(measure, row["mean"], row["std"]),
+                "–" if row["mean"] is None else measure.spread(row["mean"], row["std"]),
                 "–" if row["rank"] is None else f"{row['rank']:.2g}",
-                "" if gap is None else _gap(measure, sign * gap),
+                "" if gap is None else measure.gap(sign * gap),
                 _p(test.get("p_holm")),
                 _p(test.get("p_exact")),
                 f"{len(row['values'])}{unfinished}",
@@ -68,20 +77,6 @@ def rows(result: Mapping[str, Any]) -> list[Row]:
             )
         )
     return out
-
-
-def _spread(measure: str, mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "–"
-    if deviation is None:
-        return measure_text(measure, mean)
-    percent = measure.endswith("accuracy")
-    return f"{100 * mean:.1f} ± {100 * deviation:.1f} %" if percent else f"{mean:.4g} ± {deviation:.2g}"
-
-
-def _gap(measure: str, gap: float) -> str:
-    text = f"{100 * gap:+.1f} points" if measure.endswith("accuracy") else f"{gap:+.3g}"
-    return text.replace("-", "−")
 
 
 def _p(p: float | None) -> str:
@@ -158,6 +153,9 @@ def save(result: Mapping[str, Any], folder: Path) -> Path:
         write_atomically(folder / "table.md", markdown(result).encode())
         write_atomically(folder / "table.tex", latex(result).encode())
     runs, complaints = read_all([folder / run["folder"] for run in result["runs"]])
+    if result["measure"] is not None:  # the page shows it first, too
+        chosen = of_result(result)
+        runs = [replace(run, measures=(chosen, *(m for m in run.measures if m != chosen))) for run in runs]
     return write(folder, runs, complaints, section(result) if result["measure"] is not None else "")
 
 

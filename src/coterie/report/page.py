@@ -7,7 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from coterie.measures import Measure
 from coterie.report.charts import (
+    AXES,
     Group,
     groups,
     headline,
@@ -24,6 +26,7 @@ from coterie.storage import make_folder, write_atomically
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 FIRST = 4  # measures that are shown at once; the others unfold
+MOST_COLUMNS = 4  # measures of the stored models
 MOST_EVENTS = 100
 MOST_DETAILS = 12  # runs that get charts of their own
 
@@ -136,17 +139,18 @@ def _models_section(run: Run) -> str:
         ("model.safetensors", "last round", {"round": run.summary.get("rounds", ""), **run.summary["final"]}),
         ("model-best.safetensors", "lowest validation loss", best),
     )
-    shown = ("validation_loss", "test_accuracy")
-    rows = [(file, which, of.get("round", ""), *(_measure(of, key) for key in shown)) for file, which, of in stored]
-    head = ("file", "which", "round", "validation loss", "test accuracy")
+    known = [m for m in run.measures if m.rows in ("validation", "test") and m.name in best]
+    shown = [*(m for m in known if m.rows == "validation"), *(m for m in known if m.rows == "test")][:MOST_COLUMNS]
+    rows = [(file, which, of.get("round", ""), *(_measure(of, m) for m in shown)) for file, which, of in stored]
+    head = ("file", "which", "round", *(m.label for m in shown))
     note = _warnings("Note", [str(best["note"])]) if best.get("note") else ""
     return f"<section><h2>Stored models</h2>{table(head, rows, numbers=2)}</section>{note}"
 
 
-def _measure(measures: Mapping[str, Any], key: str) -> str:
+def _measure(measures: Mapping[str, Any], measure: Measure) -> str:
     """A number of a summary, which may hold anything."""
-    value = measures.get(key)
-    return f"{value:.4g}" if isinstance(value, int | float) else "–"
+    value = measures.get(measure.name)
+    return measure.text(value) if isinstance(value, int | float) else "–"
 
 
 def _weights_section(run: Run, charts: list[Chart], name: str) -> str:
@@ -156,18 +160,18 @@ def _weights_section(run: Run, charts: list[Chart], name: str) -> str:
 
 
 def _measures_section(found: Sequence[Group], charts: list[Chart]) -> str:
-    pairs = [
-        figure(rounds, charts, axis="round") + figure(volume, charts, hidden=True, axis="bytes")
-        for rounds, volume in measure_charts(found)
+    drawn = [
+        "".join(figure(chart, charts, hidden=x != "round", axis=x) for x, chart in by_axis.items())
+        for by_axis in measure_charts(found)
     ]
-    switch = (
-        '<p class="switch" role="group" aria-label="against what">against '
-        '<button type="button" data-show="round" aria-pressed="true">rounds</button>'
-        '<button type="button" data-show="bytes" aria-pressed="false">bytes moved</button></p>'
+    buttons = "".join(
+        f'<button type="button" data-show="{x}" aria-pressed="{"true" if x == "round" else "false"}">{words}</button>'
+        for x, words in AXES.items()
     )
+    switch = f'<p class="switch" role="group" aria-label="against what">against {buttons}</p>'
     band = any(len(group.runs) > 1 for group in found)
     note = "<p>Lines are means over seeds; bands go from the least to the most.</p>" if band else ""
-    first, rest = "".join(pairs[:FIRST]), "".join(pairs[FIRST:])
+    first, rest = "".join(drawn[:FIRST]), "".join(drawn[FIRST:])
     more = f'<details><summary>Further measures</summary><div class="figures">{rest}</div></details>' if rest else ""
     return f'<section><h2>How good it got</h2>{switch}{note}<div class="figures">{first}</div>{more}</section>'
 
@@ -184,23 +188,24 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int
 
 
 def _runs_table(found: Sequence[Group]) -> str:
-    key, label = headline_measure(found)
+    measure = headline_measure(found)
     rows = []
     for group in found:
-        values = group.finals(key) if key else []
+        values = group.finals(measure.name) if measure is not None else []
         outcomes = Counter(run.outcome for run in group.runs)
         rows.append(
             (
                 group.name + (" (baseline)" if group.is_baseline else ""),
                 ", ".join(outcomes) if len(outcomes) == 1 else ", ".join(f"{n} {o}" for o, n in outcomes.items()),
-                spread_text(key, values) if values else "–",
+                spread_text(measure, values) if measure is not None and values else "–",
                 len(group.runs),
                 f"{statistics.fmean(run.final['round'] for run in group.runs):g}",
                 f"{statistics.fmean(run.traffic()['rounds'] for run in group.runs):g}",
                 size(statistics.fmean(moved(run.traffic()) for run in group.runs)),
             )
         )
-    head = ("trained by", "outcome", label or "measure", "seeds", "rounds", "rounds of communication", "moved")
+    label = "measure" if measure is None else measure.label
+    head = ("trained by", "outcome", label, "seeds", "rounds", "rounds of communication", "moved")
     return f"<section><h2>Side by side</h2>{table(head, rows, numbers=2)}</section>"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from coterie.errors import UsageError
+from coterie.measures import Measure, declared, stored
+from coterie.plugins import label
 
 T = TypeVar("T")
 
@@ -41,16 +43,17 @@ class Run:
     summary: dict[str, Any] | None
     baselines: dict[str, "Run"] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
     @property
     def method(self) -> str:
         """The method's name."""
-        return str(self.config["run"].get("method", "?"))
+        return label(str(self.config["run"].get("method", "?")))
 
     @property
     def problem(self) -> str:
         """The problem's name."""
-        return str(self.config["run"].get("problem", "?"))
+        return label(str(self.config["run"].get("problem", "?")))
 
     @property
     def seed(self) -> int:
@@ -145,7 +148,24 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
             baselines[place.parent.name] = read(place.parent, with_baselines=False)
         except UsageError as error:
             notes.append(f"a baseline is left out: {error}")
-    return Run(folder, config, toml, metrics, weights, causes, events, summary, baselines, tuple(notes))
+    measures = _measures(folder, summary, metrics)
+    return Run(folder, config, toml, metrics, weights, causes, events, summary, baselines, tuple(notes), measures)
+
+
+def _measures(folder: Path, summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> tuple[Measure, ...]:
+    """What the record holds, as it was declared; folders of earlier versions have the standard declarations."""
+    names = dict.fromkeys(key for line in metrics for key, value in line.items() if _is_number(value))
+    if summary is not None and "measures" in summary:
+        own = _checked(folder / "summary.json", lambda: stored(summary["measures"]))
+    elif (folder / "measures.json").is_file():
+        own = _checked(folder / "measures.json", lambda: stored(_plain(_text(folder / "measures.json"))))
+    else:
+        own = ()
+    return declared(own, names)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _text(path: Path) -> str:

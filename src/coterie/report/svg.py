@@ -79,13 +79,18 @@ class Chart:
         box = f'viewBox="0 0 {self.width:g} {self.height:g}"'
         return f'<svg {box} role="group" aria-label="{esc(self.title)}">{self.body}</svg>'
 
-    def file(self) -> str:
-        """An SVG file of its own, in light or dark as its reader likes it."""
+    def file(self, *, paper: bool = False) -> str:
+        """An SVG file of its own, in light or dark as its reader likes it.
+
+        Args:
+            paper: whether it has a background, for pages whose own colours do not follow the reader.
+        """
         style = (
             f"svg{{{LIGHT_THEME}}}@media(prefers-color-scheme:dark){{svg{{{DARK_THEME}}}}}{CHART_STYLE}{COLOUR_CLASSES}"
         )
         box = f'viewBox="0 0 {self.width:g} {self.height + 22:g}" width="{self.width:g}" height="{self.height + 22:g}"'
-        head = f'<text class="strong" x="{LEFT}" y="15">{esc(self.title)}</text>'
+        ground = '<rect width="100%" height="100%" fill="var(--paper)"/>' if paper else ""
+        head = f'{ground}<text class="strong" x="{LEFT}" y="15">{esc(self.title)}</text>'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img"><title>{esc(self.title)}</title>'
             f'<style>{style}</style>{head}<g transform="translate(0 22)">{self.body}</g></svg>\n'
@@ -142,6 +147,8 @@ def size(value: float) -> str:
     return ""
 
 
+ACROSS = {"bytes": "bytes moved", "exchanges": "rounds of communication"}  # axes whose name says too little
+
 FORMATS: dict[str, Callable[[float], str]] = {"number": number, "percent": percent, "bytes": size}
 
 
@@ -172,7 +179,7 @@ def lines(
     note: str = "",
     log: bool = False,
 ) -> Chart:
-    """Lines over rounds or bytes. x and y are what is on the axes: round, bytes; number, percent."""
+    """Lines. x and y are what is on the axes: round, exchanges, bytes or seconds; number or percent."""
     known = [v for line in drawn for part in (line.y, *(line.band or ())) for v in part if v is not None]
     across = axis([v for line in drawn for v in line.x], "bytes" if x == "bytes" else "number", zero=True)
     last = max((v for line in drawn for v in line.x), default=0.0) or across.high
@@ -236,7 +243,7 @@ def _grid(across: Axis, up: Axis, x: str) -> list[str]:
     for tick in across.ticks:
         place = f'x="{LEFT + PLOT_W * across.at(tick):.1f}" y="{TOP + PLOT_H + 15}"'
         parts.append(f'<text class="soft" text-anchor="middle" {place}>{esc(across.text(tick))}</text>')
-    label = "bytes moved" if x == "bytes" else x
+    label = ACROSS.get(x, x)
     parts.append(
         f'<text class="soft" text-anchor="end" x="{LEFT + PLOT_W}" y="{TOP + PLOT_H + 29}">{esc(label)}</text>'
     )

@@ -23,39 +23,36 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
+from coterie import plugins
 from coterie.experiment.build import Parts
+from coterie.experiment.guard import MEASURE
 from coterie.experiment.processes import Job, Watch, rounds_done
+from coterie.measures import Measure, declared, named, of_result, of_summary
 from coterie.numerics import clusters
 from coterie.problems.base import View
 
-HEADLINES = (
-    ("personal_accuracy", "mean personal accuracy"),
-    ("test_accuracy", "test accuracy"),
-    ("balanced_accuracy", "balanced accuracy"),
-    ("validation_accuracy", "validation accuracy"),
-    ("objective", "objective"),
-    ("distance_to_optimum", "distance to optimum"),
-    ("test_loss", "test loss"),
-)
 ALL_CLIENTS = 20
 BAR = 24
 WIDEST_MAP = 40  # more clients than this are shown by their clusters only
 SHADES = ((4.0, "█", "cyan"), (2.0, "▓", "cyan"), (1.0, "▒", "cyan"), (0.5, "░", "dim cyan"), (0.0, "·", "dim"))
 
 
-def headline(final: dict[str, Any]) -> tuple[str, str]:
-    """The one measure that people ask for first: its name and its value as text."""
-    for key, label in HEADLINES:
-        if key in final:
-            return label, measure_text(key, final[key])
+def headline(final: dict[str, Any], own: tuple[Measure, ...] = ()) -> tuple[str, str]:
+    """The one measure that people ask for first: its name and its value as text.
+
+    Args:
+        final: a line of the record.
+        own: what the problem declares.
+    """
+    for measure in declared(own, final):
+        if measure.rows != "weights" and _shown(final[measure.name]):
+            return measure.label, measure.text(final[measure.name])
     return "", ""
 
 
-def measure_text(key: str, value: float | None) -> str:
-    """A measure for people; None is what was not finite."""
-    if value is None:
-        return "not finite"
-    return f"{100 * value:.1f} %" if key.endswith("accuracy") else f"{value:.4g}"
+def _shown(value: Any) -> bool:
+    """Whether a recorded value is a number, or one that was not finite."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def size_text(count: int) -> str:
@@ -170,20 +167,20 @@ def matrix_report(weights: list[list[float]], clusters: list[list[int]]) -> Grou
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:
-    """The learned model beside its baselines, by the first headline measure that all of them have."""
+    """The learned model beside its baselines, by the most important measure that all of them have."""
     rows = [(summary["method"], summary), *summary.get("baselines", {}).items()]
-    common = [(key, label) for key, label in HEADLINES if all(key in one["final"] for _, one in rows)]
-    key, label = common[0] if common else ("", "")
+    known = [m for m in of_summary(summary) if m.rows != "weights"]
+    measure = next((m for m in known if all(_shown(one["final"].get(m.name, "")) for _, one in rows)), None)
     table = Table(box=None, pad_edge=False)
     table.add_column("trained by")
-    table.add_column(label, justify="right")
+    table.add_column("" if measure is None else measure.label, justify="right")
     table.add_column("rounds of communication", justify="right")
     table.add_column("moved", justify="right")
     for name, one in rows:
         moved = one["communication"]
         style = "bold" if one is summary else ""
         total = size_text(moved["bytes_up"] + moved["bytes_down"])
-        value = measure_text(key, one["final"][key]) if key else ""
+        value = "" if measure is None else measure.text(one["final"][measure.name])
         table.add_row(escape(str(name)), value, str(moved["rounds"]), total, style=style)
     return table
 
@@ -193,7 +190,7 @@ def which_models(summary: Mapping[str, Any]) -> str:
     best, final = summary["best"], summary["final"]
 
     def loss(measures: Mapping[str, Any]) -> str:
-        return measure_text("validation_loss", measures.get("validation_loss"))
+        return named(MEASURE).text(measures.get(MEASURE))
 
     text = f"model.safetensors is of round {summary['rounds']} (validation loss {loss(final)}), the last one; "
     text += f"model-best.safetensors is of round {best['round']} (validation loss {loss(best)}), the lowest."
@@ -213,6 +210,9 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
             console.print(f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight.")
     console.print()
     console.print(comparison_table(summary))
+    if summary.get("stopped"):
+        text = f"\nStopped early after round {summary['rounds']}: {summary['stopped']}."
+        console.print(text, soft_wrap=True, markup=False)
     events = ", ".join(escape(f"{count} × {kind}") for kind, count in summary.get("events", {}).items())
     if events:
         console.print(f"\nEvents: {events}; events.jsonl says who and why.", soft_wrap=True)
@@ -247,13 +247,14 @@ class LiveDisplay:
         self.ran = False
         self._live: Live | None = None
         self._friends: int | None = None
+        self._own: tuple[Measure, ...] = ()
         self._rounds = 0
 
     def started(self, parts: Parts, done: int) -> None:
         """Open the display."""
         self.ran = True
         run = parts.config.run
-        self._rounds, self._friends = run.rounds, parts.problem.friends
+        self._rounds, self._friends, self._own = run.rounds, parts.problem.friends, parts.problem.declares
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(BAR),
@@ -265,7 +266,8 @@ class LiveDisplay:
         self._task = self._bar.add_task(self.name, total=run.rounds, completed=done, measure="")
         if not self.is_baseline:
             place = f"{parts.fed.n} clients, {parts.config.federation.mode}, {run.dtype} on {run.device}"
-            self.console.print(f"[bold]{run.method}[/bold] on [bold]{run.problem}[/bold], seed {run.seed}: {place}")
+            method, problem = plugins.label(run.method), plugins.label(run.problem)
+            self.console.print(f"[bold]{method}[/bold] on [bold]{problem}[/bold], seed {run.seed}: {place}")
             for note in parts.problem.notes:
                 self.console.print(f"note: {escape(note)}", soft_wrap=True)
         if done:
@@ -284,7 +286,7 @@ class LiveDisplay:
 
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """Move the bars."""
-        label, value = headline(line)
+        label, value = headline(line, self._own)
         if self._live is None:
             tenth = max(1, self._rounds // 5)
             if line["round"] and (line["round"] % tenth == 0 or line["round"] == self._rounds):
@@ -362,19 +364,18 @@ class RunsBar(Watch):
 
 def show_grid(console: Console, result: dict[str, Any], folder: str) -> None:
     """The combinations of a grid, best first."""
-    measure = result["measure"]
+    measure = of_result(result)
     keys = list(result["best"]["settings"])
     table = Table(box=None, pad_edge=False)
-    for key in [*keys, measure.replace("_", " "), "outcome"]:
+    for key in [*keys, measure.label, "outcome"]:
         table.add_column(key, justify="right")
-    sign = 1.0 if measure.endswith("loss") or measure == "objective" else -1.0
 
     def place(trial: dict[str, Any]) -> float:
-        value = trial["final"].get(measure)
-        return math.inf if value is None else sign * value  # none was not finite
+        value = trial["final"].get(measure.name)
+        return math.inf if value is None else -value if measure.higher else value  # none was not finite
 
     for trial in sorted(result["trials"], key=place):
-        value = trial["final"].get(measure)
+        value = trial["final"].get(measure.name)
         style = "bold" if trial["settings"] == result["best"]["settings"] else ""
         cells = [f"{trial['settings'][key]}" for key in keys]
         table.add_row(*cells, "" if value is None else f"{value:.4f}", trial["outcome"], style=style)

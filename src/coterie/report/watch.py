@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from coterie.errors import RunError, UsageError
+from coterie.plugins import label
 from coterie.report.page import POLICY, content, document
 from coterie.report.results import Run, read
 from coterie.report.svg import esc
@@ -88,7 +89,7 @@ def ended(run: Run) -> bool:
     if run.summary["outcome"] != "finished":
         return True
     wanted = run.config["run"].get("baselines") or []
-    return set(wanted) <= set(run.summary.get("baselines") or {})
+    return {label(str(name)) for name in wanted} <= set(run.summary.get("baselines") or {})
 
 
 def handler(live: Live, token: str) -> type[BaseHTTPRequestHandler]:

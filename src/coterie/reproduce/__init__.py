@@ -16,10 +16,10 @@ STUDIES: tuple[Study, ...] = (
 
 def study(name: str) -> Study:
     """By name."""
-    for one in STUDIES:
-        if one.name == name:
-            return one
-    raise unknown("reproduction", name, [one.name for one in STUDIES])
+    by_name = {study.name: study for study in STUDIES}
+    if name not in by_name:
+        raise unknown("reproduction", name, by_name)
+    return by_name[name]
 
 
 __all__ = ["MEASURED", "STUDIES", "Study", "Table", "check_stored", "markdown", "reproduce", "study"]

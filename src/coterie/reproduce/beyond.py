@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coterie.reproduce.study import Column, Row, Settings, Study, Table
+from coterie.reproduce.study import Column, Row, Settings, Study, Table, flat
 
 WALK = {"method.step": 0.1}
 SIZES = {  # rows to train on for collaborate, and for the others; local steps and batch; rounds
@@ -16,14 +16,10 @@ PERSONAL: dict[str, dict[str, Any]] = {
     "local-train": {"run.method": "local-train", **WALK},
     "ditto": {"run.method": "ditto", **WALK, "method.penalty": 0.1},
     "ditto, weak pull": {"run.method": "ditto", **WALK, "method.penalty": 0.01},
-    "pfedme": {
-        "run.method": "pfedme",
-        "method.penalty": 15.0,
-        "method.inner_step": 0.1,
-        "method.inner_steps": 5,
-        "method.local_steps": 10,
-        "method.batch": 50,
-    },
+    "pfedme": flat(
+        run={"method": "pfedme"},
+        method={"penalty": 15.0, "inner_step": 0.1, "inner_steps": 5, "local_steps": 10, "batch": 50},
+    ),
     "groups known": {"run.method": "collaborate", **WALK, "method.mirror": "off", "method.start": "groups"},
 }
 
@@ -47,16 +43,11 @@ def _personal(data: str, rounds: int, seeds: tuple[int, ...]) -> Table:
         f"{data}, groups, setting 4, {rounds} rounds; accuracy of each client's model on its own group's rows.",
         tuple(_personal_row(name, data) for name in PERSONAL),
         tuple(Column(words, {}, f"final:{key}") for key, words in (*measures, *inside)),
-        {
-            "run.problem": "groups",
-            "run.rounds": rounds,
-            "run.record": 10,
-            "run.checkpoint": 20,
-            "problem.data": data,
-            "problem.setting": 4,
-            "problem.everyone": True,
-            "federation.mode": "vmap",
-        },
+        flat(
+            run={"problem": "groups", "rounds": rounds, "record": 10, "checkpoint": 20},
+            problem={"data": data, "setting": 4, "everyone": True},
+            federation={"mode": "vmap"},
+        ),
         seeds,
         adjust=_without_name,
         name=_personal_folder,
@@ -92,21 +83,20 @@ def _attacked(friends: int, attacks: tuple[str, ...], rounds: int, seeds: tuple[
         "federation.clip = 3, without screening of copies and without the guard; test accuracy.",
         tuple(Row(attack, {"problem.attack": attack}) for attack in attacks),
         tuple(Column(m, {"run.method": m, **own}, "final:test_accuracy") for m, own in DEFENDERS.items()),
-        {
-            "run.problem": "friends",
-            "run.rounds": rounds,
-            "run.record": rounds,
-            "run.checkpoint": rounds,
-            "problem.friends": friends,
-            "problem.validation": 300,
-            "federation.mode": "vmap",
-            "federation.clip": 3.0,
-            "federation.screen_copies": False,  # ipm and alie attackers all send the same, which would give them away
-            "federation.guard": False,
-        },
+        flat(
+            run={"problem": "friends", "rounds": rounds, "record": rounds, "checkpoint": rounds},
+            problem={"friends": friends, "validation": 300},
+            # ipm and alie attackers all send the same, which would give them away
+            federation={"mode": "vmap", "clip": 3.0, "screen_copies": False, "guard": False},
+        ),
         seeds,
         corner="attack",
     )
+
+
+def _byzantine(friends: int) -> dict[str, Table]:
+    few = _attacked(friends, ("none", "sign-flip", "ipm"), 60, (0,))
+    return {"small": few, "paper": _attacked(friends, ATTACKS, 200, (0, 1, 2))}
 
 
 STUDIES = (
@@ -124,18 +114,12 @@ STUDIES = (
         "byzantine",
         "../byzantine",
         "attacks against learned weights and robust means; strangers among the clients",
-        {
-            "small": _attacked(5, ("none", "sign-flip", "ipm"), 60, (0,)),
-            "paper": _attacked(5, ATTACKS, 200, (0, 1, 2)),
-        },
+        _byzantine(5),
     ),
     Study(
         "byzantine-friends-only",
         "../byzantine",
         "the same where everybody is a friend, which is fair to robust means",
-        {
-            "small": _attacked(15, ("none", "sign-flip", "ipm"), 60, (0,)),
-            "paper": _attacked(15, ATTACKS, 200, (0, 1, 2)),
-        },
+        _byzantine(15),
     ),
 )

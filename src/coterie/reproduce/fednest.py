@@ -2,15 +2,11 @@
 
 from typing import Any
 
-from coterie.reproduce.study import Column, Row, Study, Table
+from coterie.reproduce.study import Column, Row, Study, Table, flat
 
-MINIMAX: dict[str, Any] = {
-    "run.problem": "minimax-quadratic",
-    "run.dtype": "float64",
-    "run.rounds": 60,
-    "run.checkpoint": 60,
-    "problem.spread": 0.5,
-}
+MINIMAX = flat(
+    run={"problem": "minimax-quadratic", "dtype": "float64", "rounds": 60, "checkpoint": 60}, problem={"spread": 0.5}
+)
 EPOCHS = (0, 10, 20, 30, 40, 50, 60)
 
 
@@ -30,14 +26,12 @@ def _minimax(clients: int) -> Table:
 
 
 IMAGES = tuple(Row(name, {"run.method": name}) for name in ("fednest", "fednest-sgd", "lfednest"))
-MNIST: dict[str, Any] = {
-    "problem.data": "mnist",
-    "problem.clients": 100,
-    "federation.count": 10,
-    "federation.mode": "vmap",
-    "method.batch": 64,
-    "run.record": 5,
-}
+MNIST = flat(
+    problem={"data": "mnist", "clients": 100},
+    federation={"count": 10, "mode": "vmap"},
+    method={"batch": 64},
+    run={"record": 5},
+)
 HYPER = {"run.problem": "hyper-representation"}
 
 

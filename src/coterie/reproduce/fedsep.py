@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from coterie.reproduce.study import Column, Row, Settings, Study, Table, slug
+from coterie.reproduce.study import Column, Row, Settings, Study, Table, flat, printed, slug
 
 SIZE = "sketch.size"
 DENSE = {"method.sketch": "gaussian", "method.decode_steps": 6, "method.encode_steps": 6}  # p ≪ d is well conditioned
@@ -32,7 +32,12 @@ def _sketch_folder(s: Settings) -> str:
     return f"{s['problem.data']}-{s['problem.partition']}-{size}-{name}-{s['run.seed']}"
 
 
-def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int, seeds: tuple[int, ...]) -> Table:
+def _figure2(partition: str) -> dict[str, Table]:
+    few = _sketches("digits", partition, (200, 2000), 20)
+    return {"small": few, "paper": _sketches("mnist", partition, (100, 500, 1000, 2000, 5000), 60)}
+
+
+def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int) -> Table:
     columns = [Column(name, {COLUMN: name}, "final:test_accuracy") for name in WITH_SIZE]
     moved = Column("MB moved (equal bytes)", {COLUMN: "fedsep"}, "megabytes", ".2f")
     common = {"run.problem": "sketch", "run.rounds": rounds, "run.record": max(1, rounds // 5), "run.checkpoint": 20}
@@ -41,45 +46,19 @@ def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int, se
         tuple(Row(str(size), {SIZE: size}) for size in sizes),
         (*columns, moved),
         {**common, "problem.data": data, "problem.partition": partition, "federation.mode": "sequential"},
-        seeds,
         corner="p",
         adjust=_sketch_adjusted,
         name=_sketch_folder,
     )
 
 
-ROWS: dict[str, dict[str, Any]] = {  # a row of Table 1: method and what is special about it
-    "fedsep-submodel": {},
-    "fedrolex": {},
-    "heterofl": {},
-    "federated-dropout": {},
-    "zerofl": {},
-    "feddst": {},
-    "flash": {},
-    "feddf": {},
-    "ds-fl": {},
-    "fed-et": {},
-    "homogeneous, smallest": {"method.size": "smallest"},
-    "homogeneous, largest": {"method.size": "largest"},
-}
-PRINTED = {  # CIFAR-10, ResNet-18: two classes per client, five
-    "fedsep-submodel": (71.13, 84.61),
-    "fedrolex": (69.44, 84.45),
-    "heterofl": (63.90, 73.19),
-    "federated-dropout": (46.64, 76.20),
-    "zerofl": (64.61, 83.31),
-    "feddst": (67.65, 84.57),
-    "flash": (67.08, 84.61),
-    "feddf": (73.81, 76.55),
-    "ds-fl": (65.27, 68.44),
-    "fed-et": (78.66, 81.13),
-    "homogeneous, smallest": (38.82, 46.86),
-    "homogeneous, largest": (75.74, 84.48),
-}
+PRINTED = printed("fedsep-table1")  # CIFAR-10, ResNet-18
+ROWS = tuple(dict.fromkeys(row for row, _ in PRINTED))
 
 
 def _submodel_row(name: str, more: dict[str, Any]) -> Row:
-    return Row(name, {"run.method": name.partition(",")[0], **ROWS[name], **more})
+    method, _, size = name.partition(", ")
+    return Row(name, {"run.method": method, **({"method.size": size} if size else {}), **more})
 
 
 def _submodel_folder(s: Settings) -> str:
@@ -101,48 +80,24 @@ def _submodels(
         about,
         tuple(_submodel_row(name, (special or {}).get(name, {})) for name in rows),
         (*columns, Column("MB up", {"problem.classes": 2}, "megabytes_up", ".0f")),
-        {
-            "run.problem": "submodels",
-            "run.rounds": rounds,
-            "run.record": max(1, rounds // 30),
-            "run.checkpoint": 25,
-            "method.local_steps": 10,
-            "method.batch": 20,
-            **common,
-        },
+        flat(
+            run={"problem": "submodels", "rounds": rounds, "record": max(1, rounds // 30), "checkpoint": 25},
+            method={"local_steps": 10, "batch": 20},
+        )
+        | common,
         seeds,
         corner="method",
-        printed={(name, f"{k} classes, %"): PRINTED[name][i] for name in rows for i, k in enumerate((2, 5))},
+        printed={key: value for key, value in PRINTED.items() if key[0] in rows},
         name=_submodel_folder,
     )
 
 
-LARGE: dict[str, Any] = {
-    "problem.clients": 100,
-    "problem.test": 2000,
-    "federation.count": 10,
-    "federation.mode": "sequential",
-    "method.step": 0.05,
-}
+LARGE = flat(
+    problem={"clients": 100, "test": 2000}, federation={"count": 10, "mode": "sequential"}, method={"step": 0.05}
+)
 STUDIES = (
-    Study(
-        "fedsep-figure2",
-        "fedsep",
-        "Figure 2: accuracy at equal bytes in both directions, i.i.d.",
-        {
-            "small": _sketches("digits", "iid", (200, 2000), 20, (0,)),
-            "paper": _sketches("mnist", "iid", (100, 500, 1000, 2000, 5000), 60, (0,)),
-        },
-    ),
-    Study(
-        "fedsep-figure2-classes",
-        "fedsep",
-        "Figure 2: the same with two classes per client",
-        {
-            "small": _sketches("digits", "classes", (200, 2000), 20, (0,)),
-            "paper": _sketches("mnist", "classes", (100, 500, 1000, 2000, 5000), 60, (0,)),
-        },
-    ),
+    Study("fedsep-figure2", "fedsep", "Figure 2: accuracy at equal bytes in both directions, i.i.d.", _figure2("iid")),
+    Study("fedsep-figure2-classes", "fedsep", "Figure 2: the same with two classes per client", _figure2("classes")),
     Study(
         "fedsep-table1",
         "fedsep-submodels",
@@ -159,7 +114,7 @@ STUDIES = (
                 {"problem.data": "fashion-mnist", "problem.width": 16, **LARGE},
                 200,
                 (0, 1, 2),
-                tuple(ROWS),
+                ROWS,
                 "Fashion-MNIST, small-cnn-norm of width 16, 100 clients, 10 a round, 200 rounds; the paper: CIFAR-10, "
                 "ResNet-18.",
                 {name: {"method.distil_steps": 10} for name in ("feddf", "fed-et")},  # half the default
@@ -176,7 +131,7 @@ STUDIES = (
                 {"problem.data": "cifar10", "problem.model": "resnet18", "problem.width": 64, **LARGE},
                 800,
                 (0, 1, 2),
-                tuple(ROWS),
+                ROWS,
                 "CIFAR-10, ResNet-18, 100 clients, 10 a round. This takes days; fashion-mnist is a scale between.",
             ),
         },

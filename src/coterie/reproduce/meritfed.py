@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coterie.reproduce.study import Column, Row, Settings, Study, Table
+from coterie.reproduce.study import Column, Row, Settings, Study, Table, flat
 
 SHIFTS = (0.001, 0.01, 0.1)
 AUTHORS = {0.001: 3.5, 0.01: 4.5, 0.1: 12.5}  # the mirror steps in the authors' code
@@ -11,7 +11,7 @@ LEAST = "means.least"  # α is the authors', but not below this
 
 
 def _merit(**more: Any) -> dict[str, Any]:
-    return {"run.method": "meritfed", **{f"method.{key}": value for key, value in more.items()}}
+    return flat(run={"method": "meritfed"}, method=more)
 
 
 MEANS = (
@@ -89,18 +89,12 @@ def _mixture(data: str, shares: tuple[float, ...], seeds: tuple[int, ...], *, pl
         f"{data}, {plan['rounds']} rounds, the same steps and batches for all; test accuracy on the target's classes.",
         tuple(Row(name, _mixed(name, plan["target"])) for name in METHODS),
         tuple(columns),
-        {
-            "run.problem": "mixture",
-            "run.rounds": plan["rounds"],
-            "run.record": 10,
-            "run.checkpoint": 20,
-            "problem.data": data,
-            "federation.mode": plan["mode"],
-            "federation.target": 0,
-            "method.step": plan["step"],
-            "method.batch": plan["batch"],
-            **({"problem.validation": 0} if plain else {}),
-        },
+        flat(
+            run={"problem": "mixture", "rounds": plan["rounds"], "record": 10, "checkpoint": 20},
+            problem={"data": data, **({"validation": 0} if plain else {})},
+            federation={"mode": plan["mode"], "target": 0},
+            method={"step": plan["step"], "batch": plan["batch"]},
+        ),
         seeds,
         corner="method",
         name=_mixture_folder,
@@ -114,14 +108,11 @@ STUDIES = (
         "Figures 1 to 3: mean estimation with friends, near and far clients",
         {
             "small": _means(
-                {
-                    "run.rounds": 120,
-                    "run.record": 120,
-                    "run.checkpoint": 120,
-                    "method.step": 0.25,
-                    "problem.samples": 200,
-                }
-                | {"problem.near": 19, "problem.far": 10},
+                flat(
+                    run={"rounds": 120, "record": 120, "checkpoint": 120},
+                    method={"step": 0.25},
+                    problem={"samples": 200, "near": 19, "far": 10},
+                ),
                 1,
                 "34 clients of 200 samples, γ = .25, 120 rounds; α as in the authors' code.",
             ),

@@ -4,14 +4,17 @@ import datetime
 import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from coterie.errors import UsageError, unknown
-from coterie.experiment.config import Config, load
+from coterie.experiment.config import load
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.storage import make_folder, write_atomically, write_json
 
@@ -36,6 +39,9 @@ class Row(NamedTuple):
 
     name: str
     settings: Settings
+
+
+Part = TypeVar("Part", Row, Column)
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,16 @@ class Table:
 
     def only(self, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]) -> "Table":
         """A part of it; what is not named stays whole."""
-        for kind, wanted, there in (("row", rows, self.rows), ("column", columns, self.columns)):
-            for name in wanted:
-                if name not in [one.name for one in there]:
-                    raise unknown(kind, name, [one.name for one in there])
-        kept_rows = tuple(row for row in self.rows if not rows or row.name in rows)
-        kept = tuple(column for column in self.columns if not columns or column.name in columns)
-        return replace(self, rows=kept_rows, columns=kept, seeds=tuple(seeds) or self.seeds)
+        kept_rows, kept_columns = _named("row", rows, self.rows), _named("column", columns, self.columns)
+        return replace(self, rows=kept_rows, columns=kept_columns, seeds=tuple(seeds) or self.seeds)
+
+
+def _named(kind: str, wanted: Sequence[str], parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    names = [part.name for part in parts]
+    for name in wanted:
+        if name not in names:
+            raise unknown(kind, name, names)
+    return tuple(part for part in parts if not wanted or part.name in wanted)
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,24 @@ class Study:
         if scale not in self.scales:
             raise unknown(f"scale of {self.name}", scale, self.scales)
         return self.scales[scale]
+
+
+def flat(**tables: Settings) -> dict[str, Any]:
+    """Settings by their dotted names, from tables as in a configuration file.
+
+    Example:
+        >>> flat(run={"problem": "friends", "rounds": 5}, method={"step": 0.1})
+        {'run.problem': 'friends', 'run.rounds': 5, 'method.step': 0.1}
+    """
+    return {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+
+
+def printed(study: str) -> dict[tuple[str, str], float]:
+    """The values that the paper of a study prints, by (row, column); none where printed.toml has none."""
+    text = (files("coterie.reproduce") / "printed.toml").read_text(encoding="utf-8")
+    rows = tomllib.loads(text).get(study, {"columns": []})
+    columns = rows.pop("columns")
+    return {(row, column): v for row, values in rows.items() for column, v in zip(columns, values, strict=True)}
 
 
 def slug(text: str) -> str:
@@ -123,14 +150,9 @@ def jobs(table: Table, out: Path) -> list[Job]:
     found: dict[str, Job] = {}
     for cell in cells(table):
         for settings in cell.runs:
-            place = out / table.folder(settings)
-            found.setdefault(place.name, Job(configured(settings), place))
+            name = table.folder(settings)
+            found.setdefault(name, Job(load(sets=settings), out / name))
     return list(found.values())
-
-
-def configured(settings: Settings) -> Config:
-    """A run's configuration."""
-    return load(sets=settings)
 
 
 def reproduce(
@@ -212,40 +234,31 @@ def check_stored(
     table = study.at(result["scale"])
     chosen = sample(study, result, count)
     runs = [cell.runs[seed] for cell, seed, _ in chosen]
-    found = {table.folder(settings): Job(configured(settings), out / table.folder(settings)) for settings in runs}
+    found = {table.folder(settings): Job(load(sets=settings), out / table.folder(settings)) for settings in runs}
     run_all(list(found.values()), at_once=at_once, watch=watch)
     checked = []
     for (cell, seed, stored), settings in zip(chosen, runs, strict=True):
-        run = finished_run(out / table.folder(settings))
-        value = None if run is None else read(run, cell.column.read)
-        again = None if value is None else cell.column.times * value
+        again = value_of(finished_run(out / table.folder(settings)), cell.column)
         checked.append(Checked(f"{cell.row.name}, {cell.column.name}", int(result["seeds"][seed]), stored, again))
     return checked
 
 
 def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, Any]:
     """The cells' values, as far as their runs are there."""
-    read_so_far: dict[Path, Finished | None] = {}
+    run_in = cache(finished_run)
     seeds: set[int] = set()
-    rows: dict[str, list[dict[str, Any]]] = {row.name: [] for row in table.rows}
-    whole = {(cell.row.name, cell.column.name): cell for cell in cells(table)}
-    for row in table.rows:
-        for column in table.columns:
-            cell = whole.get((row.name, column.name))
-            values = []
-            for settings in cell.runs if cell is not None else ():
-                place = out / table.folder(settings)
-                if place not in read_so_far:
-                    read_so_far[place] = finished_run(place)
-                run = read_so_far[place]
-                if run is None:
-                    continue
-                seeds.add(settings["run.seed"])
-                value = read(run, column.read)
-                if value is not None:
-                    values.append(column.times * value)
-            printed = table.printed.get((row.name, column.name))
-            rows[row.name].append({"values": values} | ({} if printed is None else {"paper": printed}))
+    values: dict[tuple[str, str], list[float]] = {}
+    for cell in cells(table):
+        runs = [(settings["run.seed"], run_in(out / table.folder(settings))) for settings in cell.runs]
+        seeds |= {seed for seed, run in runs if run is not None}
+        found = [value for _, run in runs if (value := value_of(run, cell.column)) is not None]
+        values[cell.row.name, cell.column.name] = found
+
+    def entry(key: tuple[str, str]) -> dict[str, Any]:
+        paper = {"paper": table.printed[key]} if key in table.printed else {}
+        return {"values": values.get(key, []), **paper}
+
+    rows = {row.name: [entry((row.name, column.name)) for column in table.columns] for row in table.rows}
     return {
         "name": study.name,
         "page": study.page,
@@ -282,7 +295,13 @@ def finished_run(folder: Path) -> Finished | None:
         raise UsageError(f"{folder} is damaged ({error}); delete it and run again.") from None
 
 
-def read(run: Finished, how: str) -> float | None:
+def value_of(run: Finished | None, column: Column) -> float | None:
+    """A run's value in a column; None where it has none."""
+    value = None if run is None else read(run, column.read)
+    return None if value is None else column.times * value
+
+
+def read(run: Finished, what: str) -> float | None:
     """A value of a run, by words; None where it has no such value.
 
     final:MEASURE, best:MEASURE (where the validation accuracy was best), lowest:MEASURE (where the validation loss was:
@@ -290,7 +309,7 @@ def read(run: Finished, how: str) -> float | None:
     weights:FROM:TO (their sum at the end), most:FROM:TO (the largest of them), lowest:weights:… and lowest:most:…,
     megabytes, megabytes_up, rounds (of communication).
     """
-    kind, _, rest = how.partition(":")
+    kind, _, rest = what.partition(":")
     if kind == "final":
         return _number(run.lines[-1].get(rest, run.summary["final"].get(rest)))
     if kind == "best":
@@ -309,7 +328,7 @@ def read(run: Finished, how: str) -> float | None:
         when, _, measure = rest.partition(":")
         return next((_number(line.get(measure)) for line in run.lines if line["round"] == int(when)), None)
     if kind in ("weights", "most"):
-        return _of_weights(run.summary["weights"], how)
+        return _of_weights(run.summary["weights"], what)
     moved = run.summary["communication"]
     if kind == "megabytes":
         return (moved["bytes_up"] + moved["bytes_down"]) / 1e6
@@ -317,16 +336,16 @@ def read(run: Finished, how: str) -> float | None:
         return moved["bytes_up"] / 1e6
     if kind == "rounds":
         return float(moved["rounds"])
-    raise ValueError(f"no way to read {how!r}")
+    raise ValueError(f"no way to read {what!r}")
 
 
-def _of_weights(weights: list[float] | None, how: str) -> float | None:
+def _of_weights(weights: list[float] | None, what: str) -> float | None:
     """weights:FROM:TO or most:FROM:TO."""
     if weights is None:
         return None
-    kind, first, last = how.split(":")
-    some = weights[int(first) : int(last) if last else None]
-    return float(sum(some)) if kind == "weights" else float(max(some))
+    kind, first, last = what.split(":")
+    chosen = weights[int(first) : int(last) if last else None]
+    return float(sum(chosen)) if kind == "weights" else float(max(chosen))
 
 
 def _weights(path: Path) -> dict[int, list[float]]:
@@ -353,8 +372,8 @@ def cell_text(cell: Mapping[str, Any], form: str, *, each: bool = False, seeds: 
     spread = cell.get("std", stdev(values) if len(values) > 1 else None)
     if mean is None:
         return DASH
-    some = f" ({len(values)} of {seeds})" if seeds is not None and 0 < len(values) < seeds else ""
-    return _written(mean, form) + ("" if spread is None else f" ± {_written(spread, form)}") + some
+    partly = f" ({len(values)} of {seeds})" if seeds is not None and 0 < len(values) < seeds else ""
+    return _written(mean, form) + ("" if spread is None else f" ± {_written(spread, form)}") + partly
 
 
 def _written(value: float, form: str) -> str:

@@ -64,9 +64,8 @@ class Deployment:
         """Start the SuperLink and wait until it listens."""
         secure = ["--insecure"]
         if self.keys is not None:
-            files = (self.keys.authority, self.keys.certificate, self.keys.key)
-            names = ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile")
-            secure = [word for pair in zip(names, map(str, files), strict=True) for word in pair]
+            secure = ["--ssl-ca-certfile", str(self.keys.authority), "--ssl-certfile", str(self.keys.certificate)]
+            secure += ["--ssl-keyfile", str(self.keys.key)]
             secure += ["--enable-supernode-auth"] if self.keys.authenticate else []
         self.start("superlink", "flower-superlink", *secure, "--host", "127.0.0.1", "--port", str(self.port), *more)
         self._until_listening("superlink", self.port)
@@ -79,20 +78,9 @@ class Deployment:
         name = name or f"supernode-{client}"
         plain = self.keys is None if insecure is None else insecure
         trust = ["--insecure"] if plain or self.keys is None else ["--root-certificates", str(self.keys.authority)]
-        self.start(
-            name,
-            "flower-supernode",
-            *trust,
-            "--superlink",
-            self.address,
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(free_ports(1)[0]),
-            "--node-config",
-            f"partition-id={client} num-partitions={clients}",
-            *more,
-        )
+        at = ["--superlink", self.address, "--host", "127.0.0.1", "--port", str(free_ports(1)[0])]
+        config = f"partition-id={client} num-partitions={clients}"
+        self.start(name, "flower-supernode", *trust, *at, "--node-config", config, *more)
         return name
 
     def start(self, name: str, program: str, *arguments: str, **more: str) -> None:

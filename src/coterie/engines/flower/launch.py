@@ -21,6 +21,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
 from coterie.numerics import Draw
+from coterie.plugins import label
 
 APP = "coterie_run"
 SIMULATED = "Flower's simulation runtime: clients are called in processes of Ray, which take some seconds to start."
@@ -56,16 +57,10 @@ def launch(
             for k in range(0 if simulated else problem.clients):
                 flower.supernode(k, problem.clients)
         result = flower.folder / "answer.json"
-        app = write_app(
-            flower.folder / "app",
-            config=config.as_toml(),
-            folder=str(folder.resolve()),
-            memory=str(folder.resolve() / "clients") if superlink is None else "",
-            answer=str(result),
-            nodes="",
-            force=force,
-            resume=resume,
-        )
+        memory = str(folder.resolve() / "clients") if superlink is None else ""
+        paths = {"folder": str(folder.resolve()), "memory": memory, "answer": str(result)}
+        run_settings = {"config": config.as_toml(), "nodes": "", "force": force, "resume": resume}
+        app = write_app(flower.folder / "app", **paths, **run_settings)
         run = flower.submit(app, superlink or NAME, nodes=problem.clients if simulated else None)
         log(f"run {run} has started; results go to {folder}")
         return _followed(flower, run, superlink, folder, result, log)
@@ -128,8 +123,8 @@ def cost_text(config: Config, clients: int) -> str:
             lower.append(f"method.{key}={max(2, 4 * value)} (steps between exchanges, now {value})")
     lower.append(f"run.rounds (now {config.run.rounds})")
     return (
-        f"Flower starts a process at every client for every exchange. {config.run.method}: {config.run.rounds} rounds "
-        f"× {each} exchanges × about {once:.0f} s = {_time(total)} on this machine. "
+        f"Flower starts a process at every client for every exchange. {label(config.run.method)}: "
+        f"{config.run.rounds} rounds × {each} exchanges × about {once:.0f} s = {_time(total)} on this machine. "
         f"Lower it with --set: {'; '.join(lower)}."
     )
 

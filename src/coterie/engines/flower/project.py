@@ -8,6 +8,7 @@ from typing import Any
 
 from coterie.engines.flower.deployment import Deployment
 from coterie.engines.follow import Log, follow, interruptible
+from coterie.engines.templates import write_template
 from coterie.errors import RunError, UsageError
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -18,17 +19,7 @@ def new(folder: Path) -> list[Path]:
     package = re.sub(r"\W+", "_", folder.resolve().name.lower()).strip("_")
     if not package or package[0].isdigit():
         raise UsageError(f"{folder.name!r} gives no name for a Python package; choose one that begins with a letter.")
-    if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
-        raise UsageError(f"{folder} is not empty; choose another folder.")
-    written = []
-    for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
-        name = source.relative_to(TEMPLATE).as_posix().replace("PACKAGE", package).removesuffix(".txt")
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text(encoding="utf-8").replace("PACKAGE", package).replace("NAME", package.replace("_", "-"))
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
-    return written
+    return write_template(TEMPLATE, folder, PACKAGE=package, NAME=package.replace("_", "-"))
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

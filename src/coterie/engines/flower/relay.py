@@ -57,14 +57,8 @@ def client_app(
     if not isinstance(load_shard, str):
         load_shard = f"{load_shard.__module__}:{load_shard.__qualname__}"
     app = ClientApp()
-    settings = {
-        "load": load_shard,
-        "modules": list(modules),
-        "shares_memory": shares_memory,
-        "state": state,
-        "idle": idle,
-    }
-    settings["policy"] = policy
+    settings = {"load": load_shard, "modules": list(modules), "shares_memory": shares_memory}
+    settings |= {"state": state, "idle": idle, "policy": policy}
 
     @app.query(KIND)
     def relay(message: Message, context: Context) -> Message:

@@ -14,7 +14,7 @@ from nvflare.collab import CollabRecipe
 from nvflare.recipe.poc_env import PocEnv
 
 from coterie.engines.follow import follow, how_to_resume, interruptible, read_result, stderr_logger
-from coterie.engines.lifetime import Lifetime, free_ports, notice
+from coterie.engines.lifetime import Lifetime, free_ports, notice, with_variable
 from coterie.engines.nvflare.app import Client, Server
 from coterie.engines.nvflare.compute import sealed
 from coterie.errors import RunError
@@ -42,15 +42,9 @@ def launch(
         log(left)
     with interruptible(), Lifetime("nvflare") as life:
         result = life.folder / "answer.json"
-        job = recipe(
-            "coterie",
-            sites,
-            config=config.as_toml(),
-            folder=str(folder.resolve()),
-            memory=str(folder.resolve() / MEMORY),
-            answer=str(result),
-            force=force,
-        )
+        here = folder.resolve()
+        paths: dict[str, Any] = {"folder": str(here), "memory": str(here / MEMORY), "answer": str(result)}
+        job = recipe("coterie", sites, config=config.as_toml(), force=force, **paths)
         log(f"NVIDIA FLARE: starting a server and {len(sites)} sites on this machine")
         with deployment(life, sites) as poc:
             number = poc.deploy(job.finalize())
@@ -116,25 +110,14 @@ def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
     project = life.folder / "project.yml"
     project.write_text(json.dumps(_project(sites, port, admin_port)), encoding="utf-8")  # JSON is YAML
     life.note(port, admin_port)
-    before = os.environ.get("NVFLARE_POC_WORKSPACE")
-    os.environ["NVFLARE_POC_WORKSPACE"] = str(life.folder / "poc")
-    try:
-        poc = PocEnv(
-            clients=sites,
-            num_clients=len(sites),
-            project_conf_path=str(project),
-            username=ADMIN,
-            extra={"login_timeout": LOGIN},
-        )
+    with with_variable("NVFLARE_POC_WORKSPACE", str(life.folder / "poc")):
+        people = {"clients": sites, "num_clients": len(sites), "username": ADMIN}
+        poc = PocEnv(**people, project_conf_path=str(project), extra={"login_timeout": LOGIN})
         with life.inherited(), Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
             try:
                 yield poc
             finally:
                 poc.stop()
-    finally:
-        os.environ.pop("NVFLARE_POC_WORKSPACE")
-        if before is not None:
-            os.environ["NVFLARE_POC_WORKSPACE"] = before
 
 
 def _project(sites: list[str], port: int, admin_port: int) -> dict[str, Any]:

@@ -39,12 +39,7 @@ class FlareTransport:
     """
 
     def __init__(
-        self,
-        call: Call,
-        clients: Mapping[str, int | None],
-        aborted: Callable[[], bool],
-        *,
-        own_rows: bool = False,
+        self, call: Call, clients: Mapping[str, int | None], aborted: Callable[[], bool], *, own_rows: bool = False
     ) -> None:
         self.call, self.aborted, self.own_rows = call, aborted, own_rows
         self.clients: dict[Address, int | None] = dict(clients.items())

@@ -9,11 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.consent import load
 from coterie.engines.ray.memory import LIMITS, BundleStore, Bytes, as_array
 from coterie.federation.local import LocalEngine, Mode
-from coterie.federation.remote import PERMISSIVE, Node
+from coterie.federation.remote import PERMISSIVE, Names, Node
 from coterie.federation.remote.node import part_of
 from coterie.federation.shards import Rows, Shard, Stack
+from coterie.plugins import modules_of
 from coterie.problems.base import Problem
 
 Array = NDArray[Any]
@@ -51,9 +53,20 @@ def group_spec(
 
 
 class Group:
-    """The actor. Ray starts it again after a loss; the transport then gives back what its clients remember."""
+    """The actor. Ray starts it again after a loss; the transport then gives back what its clients remember.
 
-    def __init__(self, spec: GroupSpec) -> None:
+    Args:
+        spec: what it starts with, or a reference to that in a list, which is opened once the plug-ins are there.
+        code: the modules and files of plug-ins, which the task may refer to.
+    """
+
+    def __init__(self, spec: GroupSpec | list[Any], code: tuple[str, ...] = ()) -> None:
+        names = Names().with_modules(*(name for entry in code for name in modules_of(load(entry, "run.engine"))))
+        if isinstance(spec, list):
+            import ray
+
+            spec = ray.get(spec[0])
+        assert isinstance(spec, GroupSpec)
         torch.set_num_threads(spec.threads)
         target = None
         if spec.target is not None:
@@ -64,7 +77,7 @@ class Group:
         self.store = BundleStore()
         # one owner has the cluster and all rows: the actor does whatever it is asked
         options: dict[str, Any] = {"limits": LIMITS, "store": self.store, "shares_memory": True, "policy": PERMISSIVE}
-        self.node = Node(engine, spec.clients, **options)
+        self.node = Node(engine, spec.clients, names=names, **options)
 
     def handle(self, head: bytes, tail: Bytes | None) -> tuple[bytes | Bytes, tuple[str, Bytes] | None, list[str]]:
         """The reply to an order, what clients remember anew, and which bundles of that are still in use."""

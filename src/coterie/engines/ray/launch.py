@@ -149,7 +149,8 @@ def actors(config: Config, problem: Problem, memory: Path | None) -> "RayTranspo
         group_spec(problem, group, at_target=at in group, threads=threads, **chosen)
         for group in groups(problem.clients, chosen["chunk"], workers)
     ]
-    return RayTransport(specs, memory=memory, patience=config.federation.patience, chosen=chosen)
+    code = tuple(dict.fromkeys(plugin.module for plugin in config.plugged_in()))
+    return RayTransport(specs, memory=memory, patience=config.federation.patience, chosen=chosen, code=code)
 
 
 def groups(clients: int, chunk: int, workers: int) -> list[range]:

@@ -24,17 +24,24 @@ class RayTransport:
         memory: the folder for client memory, so that a run can be resumed; None keeps it in this process.
         patience: seconds to wait for the actors to start.
         chosen: mode and chunk of the local engine, as they are written into the resolved configuration.
+        code: the modules and files of plug-ins, which the actors import before they open their specification.
     """
 
     def __init__(
-        self, specs: list[GroupSpec], *, memory: Path | None, patience: float, chosen: dict[str, Any] | None = None
+        self,
+        specs: list[GroupSpec],
+        *,
+        memory: Path | None,
+        patience: float,
+        chosen: dict[str, Any] | None = None,
+        code: tuple[str, ...] = (),
     ) -> None:
         self.chosen = chosen
         self.memory = MemoryBundles(memory)
         environment = {"env_vars": machine.environment(machine.wanted())}  # a cluster that was there has its own
         actor = ray.remote(Group).options(num_cpus=1, max_restarts=-1, max_task_retries=0, runtime_env=environment)
         self._specs = [ray.put(spec) for spec in specs]  # held, for actors that are started again
-        self.actors: dict[Address, Any] = {i: actor.remote(spec) for i, spec in enumerate(self._specs)}
+        self.actors: dict[Address, Any] = {i: actor.remote([spec], code) for i, spec in enumerate(self._specs)}
         self.memory.of = {group: set(self.memory.bundles) for group in self.actors}
         self._mending: dict[Address, Any] = {group: self._refill(group) for group in self.actors}
         self._calls: dict[Any, Address] = {}

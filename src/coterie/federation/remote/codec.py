@@ -28,10 +28,7 @@ from coterie.federation.work import Each, Work
 MAGIC = b"cot1"
 DTYPES = {
     name: getattr(torch, name)
-    for name in (
-        *("float64", "float32", "float16", "bfloat16"),
-        *("int64", "int32", "int16", "int8", "uint8", "bool"),
-    )
+    for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 }
 WORDS = {dtype: name for name, dtype in DTYPES.items()}
 ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -196,13 +193,9 @@ class _Reader:
         if self.end > len(data) or self.end - 8 > limits.structure:
             raise CodecError("the structure is longer than the message or than its limit")
         try:
-            found = json.loads(
-                data[8 : self.end].decode(),
-                object_pairs_hook=_once,
-                parse_constant=_refused,
-                parse_int=_whole,
-                parse_float=_finite,
-            )
+            text = data[8 : self.end].decode()
+            strict: dict[str, Any] = {"parse_constant": _refused, "parse_int": _whole, "parse_float": _finite}
+            found = json.loads(text, object_pairs_hook=_once, **strict)
         except RecursionError:
             raise CodecError("the structure is nested too deeply") from None
         except ValueError as error:

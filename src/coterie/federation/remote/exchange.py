@@ -13,16 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from coterie.federation.api import Book
 from coterie.federation.remote.codec import CodecError, Limits, Message, Names, decode, message
 from coterie.federation.remote.expectations import declaration_limits, larger
-from coterie.federation.remote.messages import (
-    PROTOCOL,
-    Declaration,
-    Order,
-    Reply,
-    Step,
-    Trouble,
-    cleaned,
-    reply_fault,
-)
+from coterie.federation.remote.messages import PROTOCOL, Declaration, Order, Reply, Step, Trouble, cleaned, reply_fault
 from coterie.federation.remote.roster import Address, Roster
 
 

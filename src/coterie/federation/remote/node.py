@@ -277,12 +277,8 @@ class Node:
         """The engine for some of the clients, numbered from 0."""
         if len(places) == len(self.clients) and places.tolist() == list(range(len(places))):
             return self.engine
-        valid = self.engine.valid
-        return replace(
-            self.engine,
-            train=self.engine.train.shared_by(places),
-            valid=None if valid is None else valid.shared_by(places),
-        )
+        valid = None if self.engine.valid is None else self.engine.valid.shared_by(places)
+        return replace(self.engine, train=self.engine.train.shared_by(places), valid=valid)
 
     def _here(self, tree: Tree) -> Tree:
         device = self.engine.sizes.device

@@ -132,13 +132,7 @@ class NodePolicy:
 
 
 PERMISSIVE = NodePolicy(
-    least_batch=1,
-    steps=1 << 62,
-    size=1 << 62,
-    orders=1 << 62,
-    runs=1 << 62,
-    seconds=0.0,
-    message=1 << 40,
+    least_batch=1, steps=1 << 62, size=1 << 62, orders=1 << 62, runs=1 << 62, seconds=0.0, message=1 << 40
 )
 """No limits: for nodes of one's own, on problems that the server has too."""
 

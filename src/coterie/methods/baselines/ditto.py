@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import Federation, Memory, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import Memory, Rows, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, personal_models, validated
 from coterie.methods.shared.works import goal_rows, local_sgd, own_rows
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, personal_models
 from coterie.settings import Count, Positive
 
 

@@ -3,22 +3,11 @@
 Deviation: batches are drawn with replacement, not by epochs.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from torch import Tensor
-
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
-
-
-class FedAvgState(NamedTuple):
-    """The common model."""
-
-    x: Tensor
 
 
 @validated
@@ -42,6 +31,7 @@ def fedavg(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> fit = coterie.fit(problem, coterie.methods.fedavg(local_steps=10), rounds=2, mode="vmap")
@@ -49,12 +39,12 @@ def fedavg(
         20
     """
 
-    def init(problem: Problem, n: int) -> FedAvgState:
-        return FedAvgState(problem.start)
+    def init(problem: Problem, n: int) -> ModelState:
+        return ModelState(problem.start)
 
-    def round(fed: Federation, s: FedAvgState, draw: Draw) -> FedAvgState:
+    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         w = fed.sizes.to(s.x) if weights == "sizes" else None
         at = draw.phase("walk")
-        return FedAvgState(fed.mean(local_sgd, s.x, weights=w, draw=at, step=step, steps=local_steps, batch=batch))
+        return ModelState(fed.mean(local_sgd, s.x, weights=w, draw=at, step=step, steps=local_steps, batch=batch))
 
     return Method("fedavg", init, round, lambda s: View(s.x))

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, known, validated
 from coterie.methods.shared.works import goal_gradient, gradient
-from coterie.numerics import Draw, uniform
-from coterie.problems.base import Problem, View, known
+from coterie.numerics import uniform
 from coterie.settings import BatchSize, NonNegative, Positive
 
 NEEDS = {"val": {"gradient", "target"}, "opt": {"gradient", "optimal-weights"}}
@@ -31,10 +29,7 @@ class FixedWeightsState(NamedTuple):
 
 @validated
 def fixed_weights(
-    *,
-    step: Positive = 0.05,
-    weights: Literal["avg", "val", "opt"] | list[NonNegative] = "avg",
-    batch: BatchSize = 64,
+    *, step: Positive = 0.05, weights: Literal["avg", "val", "opt"] | list[NonNegative] = "avg", batch: BatchSize = 64
 ) -> Method:
     """Run gradient descent on the clients' losses with weights that are given, not learned.
 

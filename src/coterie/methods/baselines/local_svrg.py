@@ -22,13 +22,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import Batch, Federation, Memory, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import Batch, Memory, Rows, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
 from coterie.methods.shared.works import own_rows
-from coterie.numerics import Draw
 from coterie.numerics.control import only_where
-from coterie.problems.base import Problem, View
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 Vector = Tensor
@@ -81,16 +78,8 @@ def solve(
     fed = replace(fed, ids=ready.ids)  # a client that missed the beginning has no anchor
     x = start
     for first in range(0, svrg.steps, svrg.period):
-        x, memory = fed.mean(
-            go,
-            x,
-            weights=weights,
-            memory=memory,
-            draw=draw.step(first),
-            steps=min(svrg.period, svrg.steps - first),
-            first=first,
-            svrg=svrg,
-        )
+        at, steps = draw.step(first), min(svrg.period, svrg.steps - first)
+        x, memory = fed.mean(go, x, weights=weights, memory=memory, draw=at, steps=steps, first=first, svrg=svrg)
     if not svrg.average:
         return x
     mean, memory = fed.mean(output_average, x, weights=weights, memory=memory, draw=draw)
@@ -192,12 +181,6 @@ def corrected_steps(
     return x, Anchor(y, full, mean, anchor.constants)
 
 
-class LocalSVRGState(NamedTuple):
-    """The common model."""
-
-    x: Tensor
-
-
 @validated
 def local_svrg(
     *,
@@ -229,14 +212,14 @@ def local_svrg(
         'local-svrg'
     """
 
-    def init(problem: Problem, n: int) -> LocalSVRGState:
-        return LocalSVRGState(problem.start)
+    def init(problem: Problem, n: int) -> ModelState:
+        return ModelState(problem.start)
 
-    def round(fed: Federation, s: LocalSVRGState, draw: Draw) -> LocalSVRGState:
+    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         total = steps or five_epochs(fed, batch)
         svrg = SVRGSteps(step, local_steps, refresh, total, batch, average, convexity)
         w = fed.sizes.to(s.x) if weights == "sizes" else torch.ones(fed.n).to(s.x)
-        return LocalSVRGState(solve(fed, "model", s.x, w / w.sum(), svrg, draw.phase("model")))
+        return ModelState(solve(fed, "model", s.x, w / w.sum(), svrg, draw.phase("model")))
 
     return Method("local-svrg", init, round, lambda s: View(s.x))
 

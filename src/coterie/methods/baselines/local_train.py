@@ -9,13 +9,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import Federation, Memory, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import Memory, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, personal_models, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, steps_alone
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, personal_models
 from coterie.settings import BatchSize, Count, Positive, Probability
 
 

@@ -4,11 +4,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import gradient
-from coterie.numerics import Draw, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import uniform
 from coterie.settings import BatchSize, Positive
 
 

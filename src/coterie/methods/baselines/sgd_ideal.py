@@ -10,11 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, known, validated
 from coterie.methods.shared.works import gradient
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, known
 from coterie.settings import BatchSize, Positive
 
 

@@ -16,17 +16,14 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.compressed.fedsep import Seed
 from coterie.methods.compressed.replicas import Replicas
 from coterie.methods.compressed.top_k import checked_k
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
 from coterie.numerics.sketches import count_table
 from coterie.numerics.sparse import Sparse, top_k
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 SHARE = 20  # parameters per number of the table, by default

@@ -23,15 +23,12 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
+from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.federation.work import name_of
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.compressed.two_layer import client_round
-from coterie.numerics import Draw
 from coterie.numerics.lasso import lasso, lasso_support, least_norm, pull_back, safe_step
 from coterie.numerics.sketches import Kind, Sketch, sketch
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -114,6 +111,7 @@ def fedsep(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> fit = coterie.fit(problem, coterie.methods.fedsep(size=2), rounds=2, mode="vmap")

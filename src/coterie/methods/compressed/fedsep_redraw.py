@@ -14,16 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.compressed.fedsep import Seed, server_gain, sketch_of
 from coterie.methods.compressed.replicas import Replicas
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
 from coterie.numerics.lasso import least_norm
 from coterie.numerics.sketches import Kind, Sketch
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -95,14 +92,9 @@ def fedsep_redraw(
 
     def round(fed: Federation, s: FedSepRedrawState, draw: Draw) -> FedSepRedrawState:
         d, t = len(s.theta), s.replicas.latest
-        (rows, ids), memory = fed.gather(
-            redrawn_round,
-            s.replicas.message(fed, s.x, s.theta),
-            memory=s.replicas.memory,
-            draw=draw.phase("client"),
-            round=t,
-            **knobs,
-        )
+        message, kept = s.replicas.message(fed, s.x, s.theta), s.replicas.memory
+        at = draw.phase("client")
+        (rows, ids), memory = fed.gather(redrawn_round, message, memory=kept, draw=at, round=t, **knobs)
         gain = server_step or (1.0 if error_feedback else server_gain(len(s.x), d))
         x = gain * rows.mean(0)
         theta = s.theta + least_norm(drawn(static, d, t), x, steps=solve_steps)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation, Memory
-from coterie.federation.tree import Tree
+from coterie.federation import Memory, Tree
+from coterie.methods.base import Federation
 
 
 class Replicas(NamedTuple):

@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.compressed.replicas import Replicas
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse
 from coterie.numerics.sparse import top_k as largest
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
 
 SHARE = 40  # parameters per sent entry, by default

@@ -22,21 +22,13 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 from torch.func import grad
 
-from coterie.federation import RESULT, Federation, Shard, Static, Work, work
-from coterie.federation.tree import Tree
+from coterie.federation import RESULT, Shard, Static, Tree, Work, work
 from coterie.federation.work import name_of
-from coterie.methods.base import Method
+from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw, neumann
+from coterie.numerics import neumann
 from coterie.numerics.derivatives import hessian_vector, mixed_vector
 from coterie.numerics.lasso import fixed_conjugate_gradients
-from coterie.problems.base import Problem, View
-
-
-class TwoLayerState(NamedTuple):
-    """The communication parameter."""
-
-    x: Tensor
 
 
 class Learning(NamedTuple):
@@ -119,11 +111,11 @@ def two_layer(
     """
     settings = {**static, **learning._asdict(), "decode": name_of(decode), "encode": name_of(encode)}
 
-    def init(problem: Problem, n: int) -> TwoLayerState:
-        return TwoLayerState(start)
+    def init(problem: Problem, n: int) -> ModelState:
+        return ModelState(start)
 
-    def round(fed: Federation, s: TwoLayerState, draw: Draw) -> TwoLayerState:
-        return TwoLayerState(s.x - server_step * fed.mean(client_round, s.x, draw=draw.phase("client"), **settings))
+    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
+        return ModelState(s.x - server_step * fed.mean(client_round, s.x, draw=draw.phase("client"), **settings))
 
     return Method("two-layer", init, round, lambda s: View(s.x if model is None else model(s.x)))
 

@@ -3,22 +3,9 @@
 FedAvg with equal weights and a server step; 2d numbers per client and round.
 """
 
-from typing import NamedTuple
-
-from torch import Tensor
-
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
 from coterie.methods.shared.works import local_sgd
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Count, Positive
-
-
-class UncompressedState(NamedTuple):
-    """The common model."""
-
-    x: Tensor
 
 
 @validated
@@ -40,11 +27,11 @@ def uncompressed(
         'uncompressed'
     """
 
-    def init(problem: Problem, n: int) -> UncompressedState:
-        return UncompressedState(problem.start)
+    def init(problem: Problem, n: int) -> ModelState:
+        return ModelState(problem.start)
 
-    def round(fed: Federation, s: UncompressedState, draw: Draw) -> UncompressedState:
+    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         mean = fed.mean(local_sgd, s.x, draw=draw.phase("walk"), step=step, steps=local_steps, batch=batch)
-        return UncompressedState(s.x + server_step * (mean - s.x))
+        return ModelState(s.x + server_step * (mean - s.x))
 
     return Method("uncompressed", init, round, lambda s: View(s.x))

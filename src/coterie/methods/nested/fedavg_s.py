@@ -3,11 +3,10 @@
 Every client takes τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) ∇_y f_i); the server averages both.
 """
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
-from coterie.methods.nested.phases import NestedState, StepCounts, start, view
-from coterie.methods.nested.works import pace, simultaneous_steps
-from coterie.numerics import Draw
+from coterie.methods.base import Draw, Federation, Method, validated
+from coterie.methods.nested.phases import NestedState, StepCounts, start, stepped, view
+from coterie.methods.nested.works import simultaneous_steps
+from coterie.methods.shared.works import LocalSteps
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Positive
 
@@ -37,16 +36,8 @@ def fedavg_s(
         return start(problem, n, local_steps)
 
     def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
-        tau, steps = pace(local_steps, s.x)
-        x, y = fed.mean(
-            simultaneous_steps,
-            (s.x, s.y, tau),
-            draw=draw.phase("walk"),
-            step=outer_step,
-            inner_step=step,
-            steps=steps,
-            batch=batch,
-        )
+        local = LocalSteps(outer_step, local_steps, batch)
+        x, y = stepped(fed, simultaneous_steps, (s.x, s.y), local, draw, inner_step=step)
         return s._replace(x=x, y=y)
 
     return Method("fedavg-s", init, round, view, needs=frozenset({"minimax"}))

@@ -10,23 +10,11 @@ conjugate gradients another. The clients of a round are the same in all its phas
 (q, ∇_y f, products, h) use all rows unless `anchor` limits them. outer_step = 0 keeps x.
 """
 
-from torch import Tensor
+from functools import partial
 
-from coterie.federation import Federation
 from coterie.methods.base import Method, validated
-from coterie.methods.nested.phases import (
-    Inverse,
-    NestedState,
-    Outer,
-    Series,
-    StepCounts,
-    alternating,
-    fedinn,
-    fedout,
-    lfedinn,
-)
+from coterie.methods.nested.phases import Inverse, Series, StepCounts, alternating, fedinn, fedout, lfedinn
 from coterie.methods.shared.works import LocalSteps
-from coterie.numerics import Draw
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
@@ -68,12 +56,9 @@ def fednest(
         >>> round(float(fit.variables["x"]), 2), fit.history[-1]["communication"]["rounds"]
         (2.0, 20)
     """
-    local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
-
-    def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return fedinn(fed, x, y, local, anchor, draw)
-
-    outer = _outer(LocalSteps(outer_step, outer_steps, batch), inverse)
+    inverse = Inverse(series, terms, lipschitz, anchor)
+    inner = partial(fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
+    outer = partial(fedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
     return alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
@@ -109,19 +94,7 @@ def fednest_sgd(
         >>> fednest_sgd().name
         'fednest-sgd'
     """
-    local = LocalSteps(step, local_steps, batch)
-
-    def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return lfedinn(fed, x, y, local, draw)
-
-    outer = _outer(LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, anchor))
+    inverse = Inverse(series, terms, lipschitz, anchor)
+    inner = partial(lfedinn, local=LocalSteps(step, local_steps, batch))
+    outer = partial(fedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
     return alternating("fednest-sgd", inner, outer, inner_rounds, local_steps, outer_steps)
-
-
-def _outer(local: LocalSteps, inverse: Inverse) -> Outer:
-    """FedOut, or nothing where its step is 0."""
-
-    def outer(fed: Federation, s: NestedState, draw: Draw) -> Tensor:
-        return fedout(fed, s, local, inverse, draw) if local.step > 0.0 else s.x
-
-    return outer

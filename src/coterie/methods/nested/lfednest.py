@@ -8,28 +8,13 @@ Deviations: Alg. 5's line 6 prints ∇_x f_i for the last factor, which must be 
 option, the deterministic series the default.
 """
 
-from torch import Tensor
+from functools import partial
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
-from coterie.methods.nested.phases import (
-    Inverse,
-    LocalSeries,
-    NestedState,
-    Outer,
-    StepCounts,
-    alternating,
-    check_series_growth,
-    fedinn,
-    lfedinn,
-    lfedout,
-    local_settings,
-    start,
-    view,
-)
+from coterie.methods.base import Draw, Federation, Method, validated
+from coterie.methods.nested import phases
+from coterie.methods.nested.phases import Inverse, LocalSeries, NestedState, StepCounts
 from coterie.methods.nested.works import local_nested_steps, pace
 from coterie.methods.shared.works import LocalSteps
-from coterie.numerics import Draw
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Count, Positive
 
@@ -64,13 +49,10 @@ def lfednest(
         >>> lfednest().name
         'lfednest'
     """
-    local = LocalSteps(step, local_steps, batch)
-
-    def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return lfedinn(fed, x, y, local, draw)
-
-    outer = _outer(LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
-    return alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
+    inverse = Inverse(series, terms, lipschitz, batch)
+    inner = partial(phases.lfedinn, local=LocalSteps(step, local_steps, batch))
+    outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
+    return phases.alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
 @validated
@@ -105,13 +87,10 @@ def lfednest_svrg(
         >>> lfednest_svrg().name
         'lfednest-svrg'
     """
-    local = LocalSteps(step, local_steps, batch)
-
-    def inner(fed: Federation, x: Tensor, y: Tensor, draw: Draw) -> Tensor:
-        return fedinn(fed, x, y, local, anchor, draw)
-
-    outer = _outer(LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch))
-    return alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
+    inverse = Inverse(series, terms, lipschitz, batch)
+    inner = partial(phases.fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
+    outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
+    return phases.alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
 
 
 @validated
@@ -146,28 +125,12 @@ def lfednest_nonalt(
     local, inverse = LocalSteps(outer_step, outer_steps, batch), Inverse(series, terms, lipschitz, batch)
 
     def init(problem: NestedProblem, n: int) -> NestedState:
-        return start(problem, n, local_steps, outer_steps)
+        return phases.start(problem, n, local_steps, outer_steps)
 
     def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
-        (tau, inner_steps), (outer_tau, steps) = pace(local_steps, s.y), pace(outer_steps, s.x)
-        x, y, series_stats = fed.mean(
-            local_nested_steps,
-            (s.x, s.y, tau, outer_tau),
-            draw=draw.phase("walk"),
-            step=outer_step,
-            steps=steps,
-            inner_step=step,
-            inner_steps=inner_steps,
-            **local_settings(local, inverse),
-        )
-        check_series_growth(series_stats, inverse)
+        tau, steps = pace(local_steps, s.y)
+        inner = {"inner_step": step, "inner_steps": steps}
+        x, y = phases.with_series(fed, local_nested_steps, (s.x, s.y, tau), local, inverse, draw, **inner)
         return s._replace(x=x, y=y)
 
-    return Method("lfednest-nonalt", init, round, view, needs=frozenset({"nested"}))
-
-
-def _outer(local: LocalSteps, inverse: Inverse) -> Outer:
-    def outer(fed: Federation, s: NestedState, draw: Draw) -> Tensor:
-        return lfedout(fed, s, local, inverse, draw)
-
-    return outer
+    return Method("lfednest-nonalt", init, round, phases.view, needs=frozenset({"nested"}))

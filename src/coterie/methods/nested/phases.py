@@ -24,30 +24,20 @@ import torch
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
-from coterie.federation import Federation
-from coterie.methods.base import Method
-from coterie.methods.nested.works import (
-    Pace,
-    hessian_product,
-    hypergradient,
-    inner_gradient,
-    inner_sgd_steps,
-    inner_svrg_steps,
-    local_outer_steps,
-    outer_svrg_steps,
-    outer_y_gradient,
-    pace,
-)
+from coterie.federation import Tree, Work
+from coterie.methods.base import Draw, Federation, Method, View
+from coterie.methods.nested import works
+from coterie.methods.nested.works import Pace
 from coterie.methods.shared.works import LocalSteps
-from coterie.numerics import Draw, conjugate_gradients
+from coterie.numerics import conjugate_gradients
 from coterie.numerics.linear import Matvec
-from coterie.problems.base import View
 from coterie.problems.nested import NestedProblem
 from coterie.settings import Count
 
 StepCounts = Count | list[Count]
 Series = Literal["deterministic", "random", "cg"]
 LocalSeries = Literal["deterministic", "random"]
+Phase = Callable[..., Tensor]  # `fedinn`, `lfedinn`, `fedout` or `lfedout` with its settings
 GROWTH = 2.0  # a series may grow a little where the inner loss is not quite convex
 
 
@@ -57,10 +47,6 @@ class NestedState(NamedTuple):
     x: Tensor
     y: Tensor
     kind: str
-
-
-Inner = Callable[[Federation, Tensor, Tensor, Draw], Tensor]
-Outer = Callable[[Federation, NestedState, Draw], Tensor]
 
 
 class Inverse(NamedTuple):
@@ -85,32 +71,35 @@ def view(s: NestedState) -> View:
     return View(s.x, inner=None if s.kind == "single-level" else s.y)
 
 
-def fedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, anchor: int | str, draw: Draw) -> Tensor:
+def stepped(fed: Federation, what: Work, shared: tuple[Any, ...], local: LocalSteps, draw: Draw, **more: Any) -> Tree:
+    """The mean over clients after their local steps; each receives its own τ behind the shared values. One round."""
+    tau, steps = works.pace(local.steps, shared[0])
+    settings = {**local._asdict(), **more, "steps": steps}
+    return fed.mean(what, (*shared, tau), draw=draw.phase("walk"), **settings)
+
+
+def fedinn(fed: Federation, x: Tensor, y: Tensor, draw: Draw, *, local: LocalSteps, anchor: int | str) -> Tensor:
     """Alg. 4: y⁺ by corrected local steps. Two rounds."""
-    q = fed.mean(inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
-    tau, steps = pace(local.steps, y)
-    shared = (x, y, q, tau)
-    return fed.mean(inner_svrg_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
+    q = fed.mean(works.inner_gradient, (x, y), draw=draw.phase("anchor"), batch=anchor)
+    return stepped(fed, works.inner_svrg_steps, (x, y, q), local, draw)
 
 
-def lfedinn(fed: Federation, x: Tensor, y: Tensor, local: LocalSteps, draw: Draw) -> Tensor:
+def lfedinn(fed: Federation, x: Tensor, y: Tensor, draw: Draw, *, local: LocalSteps) -> Tensor:
     """Alg. 6: y⁺ by plain local steps. One round."""
-    tau, steps = pace(local.steps, y)
-    shared = (x, y, tau)
-    return fed.mean(inner_sgd_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
+    return stepped(fed, works.inner_sgd_steps, (x, y), local, draw)
 
 
 def fedihgp(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor | None:
     """Alg. 3: p ≈ [∇²_yy g]⁻¹ ∇_y f at (x, y), or None where the problem has no indirect term."""
     if s.kind in ("minimax", "single-level"):
         return None
-    b: Tensor = fed.mean(outer_y_gradient, (s.x, s.y), draw=draw.phase("goal"), batch=inverse.batch)
+    b: Tensor = fed.mean(works.outer_y_gradient, (s.x, s.y), draw=draw.phase("goal"), batch=inverse.batch)
     if s.kind == "compositional":
         return b
     draws = product_draws(inverse, draw)
 
     def product(v: Tensor) -> Tensor:
-        return fed.mean(hessian_product, (s.x, s.y, v), draw=next(draws), batch=inverse.batch)
+        return fed.mean(works.hessian_product, (s.x, s.y, v), draw=next(draws), batch=inverse.batch)
 
     return solve(product, b, inverse, draw)
 
@@ -181,48 +170,38 @@ def _rounded_up(value: float) -> float:
     return ceil(value / unit) * unit
 
 
-def fedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
-    """Alg. 2: x⁺ by local steps along the global hypergradient. Two rounds, and those of FedIHGP."""
-    h = global_hypergradient(fed, s, inverse, draw)
-    tau, steps = pace(local.steps, s.x)
-    shared = (s.x, s.y, h, tau)
-    return fed.mean(outer_svrg_steps, shared, draw=draw.phase("walk"), step=local.step, steps=steps, batch=local.batch)
+def fedout(fed: Federation, s: NestedState, draw: Draw, *, local: LocalSteps, inverse: Inverse) -> Tensor:
+    """Alg. 2: x⁺ by local steps along the global hypergradient. Two rounds, and those of FedIHGP; none at step 0."""
+    if local.step == 0.0:
+        return s.x
+    return stepped(fed, works.outer_svrg_steps, (s.x, s.y, global_hypergradient(fed, s, inverse, draw)), local, draw)
 
 
 def global_hypergradient(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Tensor:
     """h = 1/m Σ h_i ≈ ∇f(x), exact at y = y*(x) with p exact (Alg. 2, lines 3–8). One round, and those of FedIHGP."""
     p = fedihgp(fed, s, inverse, draw.phase("ihgp"))
-    return fed.mean(hypergradient, (s.x, s.y, p), draw=draw.phase("hypergradient"), batch=inverse.batch)
+    return fed.mean(works.hypergradient, (s.x, s.y, p), draw=draw.phase("hypergradient"), batch=inverse.batch)
 
 
-def lfedout(fed: Federation, s: NestedState, local: LocalSteps, inverse: Inverse, draw: Draw) -> Tensor:
+def lfedout(fed: Federation, s: NestedState, draw: Draw, *, local: LocalSteps, inverse: Inverse) -> Tensor:
     """Alg. 5: x⁺ by local steps along the clients' own hypergradients. One round."""
-    tau, steps = pace(local.steps, s.x)
-    x, series_stats = fed.mean(
-        local_outer_steps,
-        (s.x, s.y, tau),
-        draw=draw.phase("walk"),
-        step=local.step,
-        steps=steps,
-        **local_settings(local, inverse),
-    )
-    check_series_growth(series_stats, inverse)
+    (x,) = with_series(fed, works.local_outer_steps, (s.x, s.y), local, inverse, draw)
     return x
 
 
-def local_settings(local: LocalSteps, inverse: Inverse) -> dict[str, Any]:
-    """The settings of local steps with a local series, as sent to clients."""
-    return {"batch": local.batch, "series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
-
-
-def check_series_growth(series_stats: Tensor, inverse: Inverse) -> None:
-    """Explain local series that grow; series_stats is the clients' mean of (growth, curvature)."""
+def with_series(
+    fed: Federation, what: Work, shared: tuple[Any, ...], local: LocalSteps, inverse: Inverse, draw: Draw, **more: Any
+) -> list[Tensor]:
+    """`stepped` along the clients' own hypergradients. Local series that grow are explained, by their mean."""
+    series = {"series": inverse.series, "terms": inverse.terms, "lipschitz": inverse.lipschitz}
+    *means, series_stats = stepped(fed, what, shared, local, draw, **series, **more)
     growth, curvature = series_stats.tolist()
     if growth > GROWTH:
         raise_growth(inverse.lipschitz, growth, curvature)
+    return means
 
 
-def alternating(name: str, inner: Inner, outer: Outer, inner_rounds: int, *paces: Pace) -> Method:
+def alternating(name: str, inner: Phase, outer: Phase, inner_rounds: int, *paces: Pace) -> Method:
     """Alg. 1: T times y ← inner(x, y), then x ← outer(x, y)."""
 
     def init(problem: NestedProblem, n: int) -> NestedState:

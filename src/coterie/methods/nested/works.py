@@ -5,17 +5,15 @@ all clients run the largest number, and steps beyond a client's own change nothi
 (train) rows, f on its goal (validation) rows.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.federation import RESULT, Batch, Each, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.shared.works import draw_batch, goal_rows, own_rows
-from coterie.numerics import Draw
+from coterie.federation import RESULT, Batch, Each, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw
+from coterie.methods.shared.works import batches, draw_batch, goal_rows, own_rows
 
 Pace = int | list[int]
 HUGE = 1e30  # stands for infinity, which the screening would reject before the error could be explained
@@ -26,15 +24,6 @@ def pace(steps: Pace, like: Tensor) -> tuple[Each | None, int]:
     if isinstance(steps, int):
         return None, steps
     return Each(torch.tensor(steps, device=like.device)), max(steps)
-
-
-def local_batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
-    """One batch per step, drawn with replacement, or all rows each time."""
-    if isinstance(size, str):
-        everything = rows.all()
-        yield from (everything if rows.key is None else rows.step(i).all() for i in range(steps))
-    else:
-        yield from (rows.take(index) for index in draw.batches(rows.count, size, steps))
 
 
 def step_size(static: Static, tau: Tensor | None, like: Tensor) -> Any:
@@ -60,7 +49,7 @@ def inner_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, 
     x, y, q, tau = shared
     beta = step_size(static, tau, y)
     y_i = y - beta * q  # at ν = 0 the two terms are the same
-    for nu, batch in enumerate(local_batches(own_rows(shard), static.batch, static.steps - 1, draw), 1):
+    for nu, batch in enumerate(batches(own_rows(shard), static.batch, static.steps - 1, draw), 1):
         y_i = within(nu, tau, y_i - beta * (_inner_difference(shard, x, y_i, y, batch) + q), y_i)
     return y_i
 
@@ -70,7 +59,7 @@ def inner_sgd_steps(shard: Shard, shared: Tree, private: Tree, static: Static, d
     """y_i ← y_i − β_i ∇_y g_i(x, y_i; ζ)  (Alg. 6)."""
     x, y, tau = shared
     beta = step_size(static, tau, y)
-    for nu, batch in enumerate(local_batches(own_rows(shard), static.batch, static.steps, draw)):
+    for nu, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw)):
         y = within(nu, tau, y - beta * shard.task.inner_gradient(x, y, batch), y)
     return y
 
@@ -105,7 +94,7 @@ def outer_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, 
     x, y, h, tau = shared
     alpha = step_size(static, tau, x)
     x_i = x - alpha * h
-    for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps - 1, draw), 1):
+    for nu, batch in enumerate(batches(goal_rows(shard), static.batch, static.steps - 1, draw), 1):
         d_i, d_0 = (shard.task.direct_gradient(point, y, batch) for point in (x_i, x))
         x_i = within(nu, tau, x_i - alpha * (d_i - d_0 + h), x_i)
     return x_i
@@ -117,7 +106,7 @@ def local_outer_steps(shard: Shard, shared: Tree, private: Tree, static: Static,
     x, y, tau = shared
     alpha = step_size(static, tau, x)
     worst = x.new_zeros(2)
-    for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps, draw)):
+    for nu, batch in enumerate(batches(goal_rows(shard), static.batch, static.steps, draw)):
         h, series_stats = _local_hypergradient(shard, x, y, batch, static, draw.step(nu))
         x = within(nu, tau, x - alpha * h, x)
         worst = torch.where(series_stats[0] > worst[0], series_stats, worst)
@@ -140,7 +129,7 @@ def simultaneous_steps(shard: Shard, shared: Tree, private: Tree, static: Static
     x, y, tau = shared
     alpha, inner = step_size(static, tau, x), Static(step=static.inner_step, steps=static.steps)
     beta = step_size(inner, tau, y)
-    for nu, batch in enumerate(local_batches(goal_rows(shard), static.batch, static.steps, draw)):
+    for nu, batch in enumerate(batches(goal_rows(shard), static.batch, static.steps, draw)):
         down, up = shard.task.direct_gradient(x, y, batch), shard.task.outer_gradient(x, y, batch)
         x, y = within(nu, tau, x - alpha * down, x), within(nu, tau, y + beta * up, y)
     return x, y

@@ -12,9 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method
-from coterie.numerics import Draw
+from coterie.methods.base import Draw, Federation, Method
 
 FIELDS = ("w", "W")  # weights [K] of a state, or by target [K, K]
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.federation import RESULT, Each, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
+from coterie.federation import RESULT, Each, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation
 from coterie.methods.shared.works import own_product
-from coterie.numerics import Draw
 
 Ask = Literal["all", "weighted"]
 

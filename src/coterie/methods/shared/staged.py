@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from coterie.errors import NoClients
-from coterie.federation import Engine, Federation
+from coterie.federation import Engine
 from coterie.federation.stages.base import Staged, StageState
-from coterie.methods.base import Method
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View
+from coterie.methods.base import Draw, Federation, Method, Problem, View
 
 
 class StagedState(NamedTuple):

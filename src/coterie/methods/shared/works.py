@@ -1,13 +1,14 @@
 """Works and settings that several methods share."""
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Batch, Rows, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.numerics import Draw
+from coterie.federation import RESULT, Batch, Rows, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw
 
 
 class LocalSteps(NamedTuple):
@@ -26,18 +27,18 @@ class LocalSteps(NamedTuple):
 
 def own_rows(shard: Shard) -> Rows:
     """The rows that the holder of a shard trains on: its training rows, or its validation rows if it has no others."""
-    rows = shard.train if shard.train is not None else shard.valid
-    if rows is None:
-        raise ValueError("a shard without rows")
-    return rows
+    return _either(shard.train, shard.valid)
 
 
 def goal_rows(shard: Shard) -> Rows:
     """The rows that define the target's goal."""
-    rows = shard.valid if shard.valid is not None else shard.train
-    if rows is None:
+    return _either(shard.valid, shard.train)
+
+
+def _either(rows: Rows | None, instead: Rows | None) -> Rows:
+    if (found := rows if rows is not None else instead) is None:
         raise ValueError("a shard without rows")
-    return rows
+    return found
 
 
 def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
@@ -45,6 +46,13 @@ def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
     if isinstance(size, str):
         return rows.all()
     return rows.take(draw.batches(rows.count, size, 1)[0])
+
+
+def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
+    """One batch per step, drawn with replacement, or all rows every time, each step with its own dropout masks."""
+    if isinstance(size, str):
+        return repeat(rows.all(), steps) if rows.key is None else (rows.step(i).all() for i in range(steps))
+    return map(rows.take, draw.batches(rows.count, size, steps))
 
 
 def own_loss(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
@@ -57,10 +65,14 @@ def own_loss(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor
 
 def own_gradient(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
     """∇L_k(θ) on one batch of the holder's rows, or on all of them where size is "all"."""
-    rows = own_rows(shard)
+    return gradient_on(own_rows(shard), shard.task, theta, size, draw)
+
+
+def gradient_on(rows: Rows, task: Any, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
+    """∇L(θ) on one batch of these rows, or on all of them where size is "all"."""
     if isinstance(size, str):
-        return shard.task.full_gradient(theta, rows)
-    return shard.task.gradient(theta, draw_batch(rows, size, draw))
+        return task.full_gradient(theta, rows)
+    return task.gradient(theta, draw_batch(rows, size, draw))
 
 
 def own_product(shard: Shard, theta: Tensor, v: Tensor, size: int | str, draw: Draw) -> Tensor:
@@ -80,10 +92,7 @@ def gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Dr
 @work("shared/goal-gradient", update=RESULT)
 def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_0(x) at the target, on one batch or on all its validation rows."""
-    rows = goal_rows(shard)
-    if static.batch == "all":
-        return shard.task.full_gradient(shared, rows)
-    return shard.task.gradient(shared, draw_batch(rows, static.batch, draw))
+    return gradient_on(goal_rows(shard), shard.task, shared, static.batch, draw)
 
 
 @work("shared/local-steps", update=moved_from())

@@ -5,18 +5,19 @@ one round: they work at the same time, and the ledger counts one barrier. A clie
 its change Δθ, so the ledger counts the size of its sub-model.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from coterie.errors import NoClients
-from coterie.federation import RESULT, Batch, Each, Federation, Rows, Shard, Static, work
-from coterie.federation.tree import Tree
+from coterie.federation import RESULT, Each, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect
 from coterie.methods.shared.optimisers import Rule, UpdateRule
-from coterie.methods.shared.works import own_rows
-from coterie.numerics import Draw
+from coterie.methods.shared.works import batches, own_rows
+from coterie.problems.catalogue.submodels import SubModels
+from coterie.problems.models.submodel import Anatomy
 from coterie.problems.tasks.supervised import Supervised
 
 Key = TypeVar("Key")
@@ -33,20 +34,18 @@ class Local(NamedTuple):
     rule: Rule
 
 
+class LevelledState(NamedTuple):
+    """The whole model, where kernels that no client has are 0, and the clients' levels."""
+
+    x: Tensor
+    levels: Tensor
+
+
 class Part(NamedTuple):
     """The changes of clients of one capacity: Δθ [c, k] at the places [k] of θ, or at their own places [c, k]."""
 
     places: Tensor
     change: Tensor
-
-
-def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
-    """One batch per step, drawn with replacement, or all rows every time."""
-    if isinstance(size, str):
-        yield from [rows.all()] * steps
-        return
-    for index in draw.batches(rows.count, size, steps):
-        yield rows.take(index)
 
 
 def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: Draw) -> Tensor:
@@ -113,6 +112,29 @@ def trained(
         return Part(answered(index, group.ids, ids), change)
 
     return asked(fed, by_level(levels), ask)
+
+
+def carved(
+    name: str,
+    start: Callable[[SubModels], LevelledState],
+    kernels: Callable[[Anatomy, float, Tensor, Draw], Tensor],
+    local: Local,
+    *,
+    scaled: bool = True,
+) -> Method:
+    """A method whose clients of share p train kernels(anatomy, p, ids, draw) of the model, and average them."""
+
+    def init(problem: Problem, n: int) -> LevelledState:
+        return start(expect(problem, SubModels))
+
+    def round(fed: Federation, s: LevelledState, draw: Draw) -> LevelledState:
+        def chosen(share: float, ids: Tensor) -> Tensor:
+            return kernels(fed.task.anatomy, share, ids, draw)
+
+        parts = trained(fed, s.x, s.levels, chosen, draw.phase("learn"), local, scaled=scaled)
+        return s._replace(x=merged(s.x, parts))
+
+    return Method(name, init, round, lambda s: View(s.x), needs=NEEDS)
 
 
 def merged(x: Tensor, parts: list[Part], *, everyone: bool = False) -> Tensor:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
+from coterie.methods.base import Draw, Federation
 from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.submodels.carving import NEEDS as TRAINS
 from coterie.methods.submodels.carving import Local, alone, asked, by_level, learn
-from coterie.numerics import Draw
 from coterie.numerics.derivatives import gradient
 from coterie.problems.tasks.supervised import Supervised
 

@@ -11,14 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Memory, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Memory, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, known, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import Local, asked, by_level, learnt
 from coterie.methods.submodels.distilling import NEEDS, Distillation, distilled, index_of, networks, soft_cross_entropy
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect, known
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 

@@ -16,22 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
-from coterie.methods.submodels.distilling import (
-    NEEDS,
-    Distillation,
-    averaged,
-    distilled,
-    ensemble,
-    networks,
-    public_batches,
-    trained_by_level,
-)
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
+from coterie.methods.submodels.distilling import NEEDS, Distillation
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -104,14 +93,14 @@ def fed_et(
 
     def init(problem: Problem, n: int) -> FedETState:
         problem = expect(problem, SubModels)
-        return FedETState(problem.start, networks(problem.task, problem.start), problem.levels)
+        return FedETState(problem.start, distilling.networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedETState, draw: Draw) -> FedETState:
         task = fed.task
-        found = trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
-        inputs = public_batches(task, distillation, draw.phase("public"))
-        verdicts = [verdict(ensemble(task, found, rows)) for rows in inputs]
-        x = distilled(task, s.x, inputs, verdicts, loss, distillation)
-        return FedETState(x, averaged(task, s.models, found), s.levels)
+        found = distilling.trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
+        inputs = distilling.public_batches(task, distillation, draw.phase("public"))
+        verdicts = [verdict(distilling.ensemble(task, found, rows)) for rows in inputs]
+        x = distilling.distilled(task, s.x, inputs, verdicts, loss, distillation)
+        return FedETState(x, distilling.averaged(task, s.models, found), s.levels)
 
     return Method("fed-et", init, round, lambda s: View(s.x), needs=NEEDS)

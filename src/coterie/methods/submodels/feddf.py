@@ -10,24 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
-from coterie.methods.submodels.distilling import (
-    NEEDS,
-    Distillation,
-    averaged,
-    distilled,
-    ensemble,
-    index_of,
-    networks,
-    public_batches,
-    soft_cross_entropy,
-    trained_by_level,
-)
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
+from coterie.methods.submodels.distilling import NEEDS, Distillation
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
@@ -72,19 +59,19 @@ def feddf(
 
     def init(problem: Problem, n: int) -> FedDFState:
         problem = expect(problem, SubModels)
-        return FedDFState(networks(problem.task, problem.start), problem.levels)
+        return FedDFState(distilling.networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedDFState, draw: Draw) -> FedDFState:
         task = fed.task
-        found = trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
-        models = averaged(task, s.models, found)
-        inputs = public_batches(task, distillation, draw.phase("public"))
-        labels = [ensemble(task, found, rows).mean(0).softmax(-1) for rows in inputs]
+        found = distilling.trained_by_level(fed, s.models, s.levels, draw.phase("learn"), local)
+        models = distilling.averaged(task, s.models, found)
+        inputs = distilling.public_batches(task, distillation, draw.phase("public"))
+        labels = [distilling.ensemble(task, found, rows).mean(0).softmax(-1) for rows in inputs]
         students = []
         for level, model in enumerate(models):
-            index = index_of(task, level)
-            theta = distilled(
-                task.at(level, scaled=False), model[index], inputs, labels, soft_cross_entropy, distillation
+            index = distilling.index_of(task, level)
+            theta = distilling.distilled(
+                task.at(level, scaled=False), model[index], inputs, labels, distilling.soft_cross_entropy, distillation
             )
             students.append(model.index_copy(0, index, theta))
         return FedDFState(torch.stack(students), s.levels)

@@ -4,25 +4,14 @@ As many of each layer as its capacity allows, uniformly and independently of oth
 comparisons of FedRolex and FedSep, each parameter becomes the mean over the clients that held it.
 """
 
-from typing import NamedTuple
-
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Method, validated
 from coterie.methods.shared.optimisers import Rule
-from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
+from coterie.methods.submodels.carving import LevelledState, Local, carved
 from coterie.problems.catalogue.submodels import SubModels
+from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, Positive
-
-
-class FederatedDropoutState(NamedTuple):
-    """The whole model, and the clients' levels."""
-
-    x: Tensor
-    levels: Tensor
 
 
 @validated
@@ -45,16 +34,10 @@ def federated_dropout(
     """
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Problem, n: int) -> FederatedDropoutState:
-        problem = expect(problem, SubModels)
-        return FederatedDropoutState(problem.start, problem.levels)
+    def start(problem: SubModels) -> LevelledState:
+        return LevelledState(problem.start, problem.levels)
 
-    def round(fed: Federation, s: FederatedDropoutState, draw: Draw) -> FederatedDropoutState:
-        cut = fed.task.anatomy
+    def drawn(cut: Anatomy, share: float, ids: Tensor, draw: Draw) -> Tensor:
+        return cut.top(share, draw.phase("kernels").client(ids).uniform(cut.kernels))
 
-        def drawn(share: float, ids: Tensor) -> Tensor:
-            return cut.top(share, draw.phase("kernels").client(ids).uniform(cut.kernels))
-
-        return s._replace(x=merged(s.x, trained(fed, s.x, s.levels, drawn, draw.phase("learn"), local)))
-
-    return Method("federated-dropout", init, round, lambda s: View(s.x), needs=NEEDS)
+    return carved("federated-dropout", start, drawn, local)

@@ -9,12 +9,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
@@ -29,12 +26,7 @@ class FedRolexState(NamedTuple):
 
 @validated
 def fedrolex(
-    *,
-    step: Positive = 0.05,
-    local_steps: Count = 10,
-    batch: BatchSize = 20,
-    optimiser: Rule = "sgd",
-    stride: Count = 1,
+    *, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 20, optimiser: Rule = "sgd", stride: Count = 1
 ) -> Method:
     """Let every client train a window of kernels that moves on in every round.
 

@@ -24,14 +24,11 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from coterie.federation import RESULT, Batch, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Batch, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule, UpdateRule
-from coterie.methods.shared.works import own_rows
-from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, batches, learn, learnt, merged, sent
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
+from coterie.methods.shared.works import batches, own_rows
+from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, learn, learnt, merged, sent
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, NonNegative, Positive
@@ -211,11 +208,5 @@ def fedsep_submodel(
         x = merged(s.x, [reply.part for reply in replies], everyone=average == "active")
         return FedSepSubmodelState(s.x + server_step * (x - s.x), s.levels, masks, decoded, s.rounds + 1)
 
-    return Method(
-        "fedsep-submodel",
-        init,
-        round,
-        lambda s: View(s.x),
-        needs=NEEDS,
-        whole_numbers=("fedsep-submodel/decode-and-learn",),
-    )
+    masks = ("fedsep-submodel/decode-and-learn",)
+    return Method("fedsep-submodel", init, round, lambda s: View(s.x), needs=NEEDS, whole_numbers=masks)

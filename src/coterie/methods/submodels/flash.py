@@ -13,14 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, by_level, learnt, merged
 from coterie.methods.submodels.thinning import counts, densest, size, within
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import Anatomy, places
 from coterie.settings import BatchSize, Count, Positive

@@ -6,25 +6,11 @@ of the largest capacity: kernels beyond it are 0. Static batch norm, scalers and
 of the output layer are averaged over all clients, not only over those that have the class.
 """
 
-from typing import NamedTuple
-
-from torch import Tensor
-
-from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.optimisers import Rule
-from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
+from coterie.methods.submodels.carving import LevelledState, Local, carved
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
-
-
-class HeteroFLState(NamedTuple):
-    """The whole model, and the clients' levels."""
-
-    x: Tensor
-    levels: Tensor
 
 
 @validated
@@ -47,14 +33,8 @@ def heterofl(
     """
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Problem, n: int) -> HeteroFLState:
-        problem = expect(problem, SubModels)
+    def start(problem: SubModels) -> LevelledState:
         task = problem.task
-        return HeteroFLState(task.anatomy.gated(problem.start, task.anatomy.first(task.shares[0])), problem.levels)
+        return LevelledState(task.anatomy.gated(problem.start, task.anatomy.first(task.shares[0])), problem.levels)
 
-    def round(fed: Federation, s: HeteroFLState, draw: Draw) -> HeteroFLState:
-        cut = fed.task.anatomy
-        parts = trained(fed, s.x, s.levels, lambda share, _: cut.first(share), draw.phase("learn"), local)
-        return s._replace(x=merged(s.x, parts))
-
-    return Method("heterofl", init, round, lambda s: View(s.x), needs=NEEDS)
+    return carved("heterofl", start, lambda cut, share, *_: cut.first(share), local)

@@ -5,26 +5,15 @@ it has no scalers, and starts with weights as large as if it had been initialise
 with the other kernels at 0, which gives the same outputs.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from torch import Tensor
 
-from coterie.federation import Federation
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.optimisers import Rule
-from coterie.methods.submodels.carving import NEEDS, Local, alone, merged, trained
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect
+from coterie.methods.submodels.carving import LevelledState, Local, alone, carved
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
-
-
-class HomogeneousState(NamedTuple):
-    """The model, with absent kernels at 0, and the level that all clients have."""
-
-    x: Tensor
-    levels: Tensor
 
 
 @validated
@@ -53,15 +42,9 @@ def homogeneous(
     """
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Problem, n: int) -> HomogeneousState:
-        problem = expect(problem, SubModels)
+    def start(problem: SubModels) -> LevelledState:
         task = problem.task
         level = len(task.shares) - 1 if size == "smallest" else 0
-        return HomogeneousState(alone(task, level, problem.start), torch.full_like(problem.levels, level))
+        return LevelledState(alone(task, level, problem.start), torch.full_like(problem.levels, level))
 
-    def round(fed: Federation, s: HomogeneousState, draw: Draw) -> HomogeneousState:
-        cut = fed.task.anatomy
-        parts = trained(fed, s.x, s.levels, lambda share, _: cut.first(share), draw.phase("learn"), local, scaled=False)
-        return s._replace(x=merged(s.x, parts))
-
-    return Method("homogeneous", init, round, lambda s: View(s.x), needs=NEEDS)
+    return carved("homogeneous", start, lambda cut, share, *_: cut.first(share), local, scaled=False)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from coterie.federation import Shard, Static
+from coterie.methods.base import Draw
 from coterie.methods.shared.optimisers import UpdateRule
-from coterie.methods.shared.works import own_rows
-from coterie.methods.submodels.carving import batches
-from coterie.numerics import Draw
+from coterie.methods.shared.works import batches, own_rows
 from coterie.problems.models.submodel import Anatomy
 
 

@@ -7,31 +7,20 @@ in FedSep's comparison, the density is the client's capacity. Deviation: SWAT al
 backward pass, to save work; here they are kept, and no time is saved.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
 from coterie.methods.shared.optimisers import Rule, UpdateRule
-from coterie.methods.shared.works import own_rows
-from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, batches, by_level, merged
+from coterie.methods.shared.works import batches, own_rows
+from coterie.methods.submodels.carving import NEEDS, LevelledState, Local, Part, asked, by_level, merged
 from coterie.methods.submodels.thinning import counts, densest, size
-from coterie.numerics import Draw
 from coterie.numerics.sparse import Sparse
-from coterie.problems.base import Problem, View, expect
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import places
 from coterie.settings import BatchSize, Count, NonNegative, Positive
-
-
-class ZeroFLState(NamedTuple):
-    """The whole model, and the clients' levels."""
-
-    x: Tensor
-    levels: Tensor
 
 
 @work("zerofl/sparse-steps", update=(RESULT, None))
@@ -75,11 +64,11 @@ def zerofl(
     """
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Problem, n: int) -> ZeroFLState:
+    def init(problem: Problem, n: int) -> LevelledState:
         problem = expect(problem, SubModels)
-        return ZeroFLState(problem.start, problem.levels)
+        return LevelledState(problem.start, problem.levels)
 
-    def round(fed: Federation, s: ZeroFLState, draw: Draw) -> ZeroFLState:
+    def round(fed: Federation, s: LevelledState, draw: Draw) -> LevelledState:
         def ask(level: int, group: Federation) -> Part:
             settings: dict[str, Any] = {**local._asdict(), "level": level, "extra": extra}
             change, _ = group.gather(sparse_steps, s.x, draw=draw.phase("learn"), **settings)

@@ -10,12 +10,10 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import own_gradient, own_loss
-from coterie.numerics import Draw, project_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_simplex, uniform
 from coterie.settings import BatchSize, Positive
 
 

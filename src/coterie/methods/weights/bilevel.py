@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs, solve
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
-from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_capped_simplex, uniform
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 
@@ -107,6 +105,7 @@ def bilevel(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> method = coterie.methods.bilevel(steps=10, batch=4, cap=1.0, outer_step=0.1)
@@ -132,4 +131,4 @@ def bilevel(
     def view(s: BilevelState) -> View:
         return View(s.theta, s.w, more=record(s.gradient, s.G, s.w, cap, outer_step))
 
-    return Method("bilevel", init, round, view, needs=frozenset({"gradient", "hvp", "target"}))
+    return Method("bilevel", init, round, view, needs=CURVATURE_AND_TARGET)

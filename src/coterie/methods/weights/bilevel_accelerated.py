@@ -11,13 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs
 from coterie.methods.shared.ties import tied
 from coterie.methods.weights.bilevel import hypergradient, record
-from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_capped_simplex, uniform
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 
@@ -90,4 +88,4 @@ def bilevel_accelerated(
         more = record(state.gradient, state.G, state.w_ag, cap, outer_step)
         return View(state.theta, state.w_ag, more=more)
 
-    return Method("bilevel-accelerated", init, round, view, needs=frozenset({"gradient", "hvp", "target"}))
+    return Method("bilevel-accelerated", init, round, view, needs=CURVATURE_AND_TARGET)

@@ -24,12 +24,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import RESULT, Each, Federation, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
-from coterie.methods.shared.works import draw_batch, goal_rows, local_sgd
-from coterie.numerics import Draw, entropic_step
-from coterie.problems.base import Problem, View, known
+from coterie.federation import RESULT, Each, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import Draw, Federation, Method, Problem, View, known, validated
+from coterie.methods.shared.works import goal_rows, gradient_on, local_sgd
+from coterie.numerics import entropic_step
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -44,10 +42,7 @@ class CollaborateState(NamedTuple):
 @work("collaborate/validation-gradient", update=RESULT)
 def validation_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """∇L_i(x) on client i's validation rows: all of them, or a fresh batch."""
-    rows = goal_rows(shard)
-    if static.mirror_batch == "all":
-        return shard.task.full_gradient(shared, rows)
-    return shard.task.gradient(shared, draw_batch(rows, static.mirror_batch, draw.phase("validation")))
+    return gradient_on(goal_rows(shard), shard.task, shared, static.mirror_batch, draw.phase("validation"))
 
 
 @work("collaborate/steps-and-gradient", update=(moved_from(), RESULT))
@@ -96,6 +91,7 @@ def collaborate(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> shards = [friend, friend, stranger]
         >>> problem = coterie.Weighting.on(shards, validation=shards, model=net, loss="squared")
@@ -124,11 +120,8 @@ def collaborate(
             answers, those = active.gather(validation_gradient, Each(x), draw=at, mirror_batch=mirror_batch)
             V = torch.zeros_like(s.X).index_copy(0, those, answers)[ids]  # a target without a reply stays where it is
             w, reach = scale_free_step(w, V @ away.T, reach, mirror_step)
-        return CollaborateState(
-            s.X.index_copy(0, ids, w @ U),
-            s.W.index_put((ids[:, None], ids), mass * w),
-            s.reach.index_copy(0, ids, reach),
-        )
+        X, W = s.X.index_copy(0, ids, w @ U), s.W.index_put((ids[:, None], ids), mass * w)
+        return CollaborateState(X, W, s.reach.index_copy(0, ids, reach))
 
     needs = frozenset({"gradient", "everyone"} | ({"groups"} if start == "groups" else set()))
     return Method("collaborate", init, round, lambda s: View(s.X, s.W), needs=needs)

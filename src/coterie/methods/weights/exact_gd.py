@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import hessian_rows
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient
-from coterie.numerics import Draw, project_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 LIMIT = 2000
@@ -101,8 +99,7 @@ def exact_gd(
         slope = torch.zeros_like(w).index_copy(0, ids, -fed.n / len(ids) * G @ p)
         return ExactGDState(theta, project_simplex(w - outer_step * tied(slope, w, tie)))
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("exact-gd", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("exact-gd", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
 
 
 def inverted(H: Tensor, b: Tensor) -> Tensor:

@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import goal_gradient, gradient
-from coterie.numerics import Draw
-from coterie.problems.base import Problem, View
 from coterie.settings import BatchSize, Positive
 
 

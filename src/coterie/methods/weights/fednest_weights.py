@@ -15,16 +15,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from coterie.errors import UsageError
-from coterie.federation import RESULT, Federation, Shard, Static, moved_from, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
-from coterie.methods.nested.phases import Inverse, Series, StepCounts, product_draws, solve
-from coterie.methods.nested.works import pace, step_size, within
+from coterie.federation import RESULT, Shard, Static, Tree, moved_from, work
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
+from coterie.methods.nested.phases import Inverse, Series, StepCounts, product_draws, solve, stepped
+from coterie.methods.nested.works import step_size, within
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import LocalSteps, goal_gradient, gradient, own_gradient, own_product
-from coterie.numerics import Draw, project_capped_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_capped_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive, Probability
 
 
@@ -67,6 +65,7 @@ def fednest_weights(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> method = coterie.methods.fednest_weights(lipschitz=2.0, batch="all")
@@ -86,19 +85,19 @@ def fednest_weights(
         return FedNestWeights(problem.start, uniform(n, like=problem.start))
 
     def round(fed: Federation, s: FedNestWeights, draw: Draw) -> FedNestWeights:
-        theta, some = s.theta, asked(fed, s.w, ask)
+        theta, weighted = s.theta, asked(fed, s.w, ask)
         for t in range(inner_rounds):
-            theta = _weighted_fedinn(some, theta, s.w, local, inverse.batch, draw.phase("inner").step(t))
+            theta = _weighted_fedinn(weighted, theta, s.w, local, inverse.batch, draw.phase("inner").step(t))
         if outer_step == 0.0:
             return FedNestWeights(theta, s.w)
         return FedNestWeights(theta, _weights_step(fed, theta, s.w, draw.phase("outer")))
 
     def _weights_step(fed: Federation, theta: Tensor, w: Tensor, draw: Draw) -> Tensor:
         b = fed.ask_target(goal_gradient, theta, draw=draw.phase("goal"), batch=inverse.batch)
-        draws, some = product_draws(inverse, draw), asked(fed, w, ask)
+        draws, weighted = product_draws(inverse, draw), asked(fed, w, ask)
 
         def product(v: Tensor) -> Tensor:  # Σ w_k ∇²L_k(θ) v
-            return some.mean(own_hessian_product, (theta, v), weights=w, draw=next(draws), batch=inverse.batch)
+            return weighted.mean(own_hessian_product, (theta, v), weights=w, draw=next(draws), batch=inverse.batch)
 
         p = solve(product, b, inverse, draw)
         slopes, ids = fed.gather(slope, (theta, p), draw=draw.phase("slope"), batch=inverse.batch)
@@ -106,24 +105,14 @@ def fednest_weights(
         moved = (w[ids] - outer_step * tied(slopes, w[ids], tie)) / active
         return w.index_copy(0, ids, active * project_capped_simplex(moved, max(cap / float(active), 1.0 / len(ids))))
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("fednest-weights", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("fednest-weights", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
 
 
 def _weighted_fedinn(
     fed: Federation, theta: Tensor, w: Tensor, local: LocalSteps, anchor: int | str, draw: Draw
 ) -> Tensor:
     q = fed.mean(gradient, theta, weights=w, draw=draw.phase("anchor"), batch=anchor)
-    tau, steps = pace(local.steps, theta)
-    return fed.mean(
-        corrected_steps,
-        (theta, q, tau),
-        weights=w,
-        draw=draw.phase("walk"),
-        step=local.step,
-        steps=steps,
-        batch=local.batch,
-    )
+    return stepped(fed, corrected_steps, (theta, q), local, draw, weights=w)
 
 
 @work("fednest-weights/corrected-steps", update=moved_from(0))

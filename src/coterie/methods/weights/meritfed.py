@@ -20,13 +20,11 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.optimisers import Moments, Rule, UpdateRule
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.methods.weights.mirror import Data, Judge, first_order, mirror_descent, second_order
-from coterie.numerics import Draw, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Whole = Annotated[int, Field(ge=0)]
@@ -89,6 +87,7 @@ def meritfed(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> fit = coterie.fit(problem, coterie.methods.meritfed(mirror_step=1.0), rounds=5, mode="vmap")

@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import GRADIENTS_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import gradient
 from coterie.methods.weights.mirror import Data, Judge, mirror_descent, zeroth_order
-from coterie.numerics import Draw, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
@@ -71,5 +69,4 @@ def meritfed_zo(
         w = mirror_descent(s.w[ids] / active, slope, step=mirror_step, steps=mirror_steps, tie=tie)
         return MeritFedZOState(s.x - step * w @ G, s.w.index_copy(0, ids, active * w), s.rounds + 1)
 
-    needs = frozenset({"gradient", "target"})
-    return Method("meritfed-zo", init, round, lambda s: View(s.x, s.w), needs=needs)
+    return Method("meritfed-zo", init, round, lambda s: View(s.x, s.w), needs=GRADIENTS_AND_TARGET)

@@ -17,12 +17,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.errors import UsageError
-from coterie.federation import RESULT, Batch, Federation, Rows, Shard, Static, Work, work
-from coterie.federation.tree import Tree, row
+from coterie.federation import RESULT, Batch, Rows, Shard, Static, Tree, Work, work
+from coterie.federation.tree import row
+from coterie.methods.base import Draw, Federation, Problem
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import draw_batch, goal_rows
-from coterie.numerics import Draw
-from coterie.problems.base import Problem
 from coterie.settings import BatchSize
 
 Data = Literal["validation", "train", "fresh"]
@@ -55,11 +54,8 @@ class Judge:
         """The exchanges with the target after this many rounds: ask(work, shared, i) is the i-th of the round."""
 
         def ask(what: Work, shared: Tree, i: int) -> Any:
-            static: dict[str, Any] = {
-                "data": self.data,
-                "batch": self.batch,
-                "block": rounds * self.blocks + i % self.blocks,
-            }
+            block = rounds * self.blocks + i % self.blocks
+            static: dict[str, Any] = {"data": self.data, "batch": self.batch, "block": block}
             if self.data == "train" and fed.target != "server":
                 client = replace(fed, ids=torch.tensor([fed.target], device=fed.sizes.device))
                 return row(client.gather(what, shared, draw=draw.step(i), **static).rows, 0)

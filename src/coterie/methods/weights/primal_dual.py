@@ -21,14 +21,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import RESULT, Federation, Shard, Static, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Shard, Static, Tree, work
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
-from coterie.numerics import Draw, project_ball, project_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_ball, project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
@@ -96,12 +94,13 @@ def primal_dual(
         >>> import torch, coterie
         >>> x = torch.eye(4)
         >>> friend, stranger = (x, x.sum(1)), (x, -x.sum(1))
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
         >>> method = coterie.methods.primal_dual(outer_step=0.05, batch="all")
-        >>> fit = coterie.fit(problem, method, rounds=4, mode="vmap")
+        >>> fit = coterie.fit(problem, method, rounds=40, mode="vmap")
         >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
-        (True, 4)
+        (True, 40)
     """
 
     def init(problem: Problem, n: int) -> PrimalDualState:
@@ -137,8 +136,7 @@ def primal_dual(
             w = project_simplex(w - outer_step * tied(slope, w, tie))
         return PrimalDualState(theta, lam, w, s.steps + 1, s.bound)
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("primal-dual", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("primal-dual", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
 
 
 def least_gamma(problem: Problem, radius: float) -> float | None:

@@ -20,13 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient
-from coterie.numerics import Draw, project_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
@@ -89,5 +87,4 @@ def rfho(
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
         return RFHOState(theta, project_simplex(w - tied(outer_step * Z @ g0, w, outer_step * tie)), Z)
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)

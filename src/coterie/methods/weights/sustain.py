@@ -19,14 +19,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.federation import RESULT, Each, Federation, Shard, Static, Work, work
-from coterie.federation.tree import Tree
-from coterie.methods.base import Method, validated
+from coterie.federation import RESULT, Each, Shard, Static, Tree, Work, work
+from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
-from coterie.numerics import Draw, neumann, project_simplex, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import neumann, project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 Momentum = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -132,8 +130,7 @@ def sustain(
         w = project_simplex(s.w - outer_step * tied(u, s.w, tie))
         return SustainState(s.theta - step * v, w, s.theta, s.w, v, u, s.steps + 1)
 
-    needs = frozenset({"gradient", "hvp", "target"})
-    return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=needs)
+    return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
 
 
 def _points(s: SustainState, keep: float) -> tuple[Tensor, Tensor]:

@@ -11,11 +11,9 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from coterie.federation import Federation
-from coterie.methods.base import Method, validated
+from coterie.methods.base import GRADIENTS_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import goal_gradient, gradient
-from coterie.numerics import Draw, entropic_step, uniform
-from coterie.problems.base import Problem, View
+from coterie.numerics import entropic_step, uniform
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -63,5 +61,4 @@ def tawt(
             w = entropic_step(w, -cosine_similarity(G, g0[None]), mirror_step)
         return TAWTState(s.x - step * w @ G, s.w.index_copy(0, ids, active * w), s.rounds + 1)
 
-    needs = frozenset({"gradient", "target"})
-    return Method("tawt", init, round, lambda s: View(s.x, s.w), needs=needs)
+    return Method("tawt", init, round, lambda s: View(s.x, s.w), needs=GRADIENTS_AND_TARGET)

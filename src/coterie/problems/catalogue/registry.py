@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
+from coterie import plugins
 from coterie.errors import unknown
 from coterie.problems.base import Problem
 from coterie.settings import documented
@@ -21,6 +22,8 @@ class ProblemEntry:
         summary: what it is, in one line.
         baselines: methods that a run compares with.
         tuned: settings of methods that suit it, by method.
+        source: where it comes from: coterie, a distribution with its version, or a file.
+        factory: the factory itself, where it is somebody else's.
     """
 
     name: str
@@ -28,10 +31,14 @@ class ProblemEntry:
     summary: str
     baselines: tuple[str, ...] = ()
     tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    source: str = plugins.OWN
+    factory: Callable[..., Problem] | None = None
 
     @cached_property
     def make(self) -> Callable[..., Problem]:
         """The factory: it takes a context, and the settings by name."""
+        if self.factory is not None:
+            return documented(self.factory, "problem")
         found = getattr(import_module(f"coterie.problems.{self.home}"), self.name.replace("-", "_"))
         return documented(found, "problem")
 
@@ -174,8 +181,24 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
 
 
 def problem_entry(name: str) -> ProblemEntry:
-    """The entry of that name; an unknown one is an error that lists the nearest."""
+    """The entry of that name: coterie's own, or a plug-in's; an unknown one is an error that lists the nearest.
+
+    Args:
+        name: a registered name, package.module:factory, or file.py:factory.
+    """
     for entry in PROBLEMS:
         if entry.name == name:
             return entry
-    raise unknown("problem", name, (entry.name for entry in PROBLEMS))
+    plugin = plugins.find("problem", name)
+    if plugin is None:
+        registered = (other.name for other in plugins.registered("problem"))
+        raise unknown("problem", name, (*(entry.name for entry in PROBLEMS), *registered))
+    return _outside(plugin, plugin.load("run.problem"))
+
+
+@cache
+def _outside(plugin: plugins.Plugin, factory: Callable[..., Any]) -> ProblemEntry:
+    """The entry of a plug-in."""
+    remedy = "return what coterie.problems.weighting(…) or coterie.Nested(…).on(…) makes."
+    make = plugins.returning(factory, Problem, f"run.problem = {plugin.name}", remedy)
+    return ProblemEntry(plugin.name, "", plugins.summary(factory), source=plugin.source, factory=make)

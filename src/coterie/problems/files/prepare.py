@@ -175,14 +175,10 @@ class Preparation(NamedTuple):
         numeric = tuple(Numeric(**column) for column in data["numeric"])
         worded = tuple(Worded(c["name"], tuple(c["words"]), c["missing"]) for c in data["categorical"])
         image = data["image"]
-        form = Form(
-            data["label"],
-            data["kind"],
-            tuple(column.name for column in numeric),
-            tuple(column.name for column in worded),
-            None if image is None else tuple(image["shape"]),
-            1.0 if image is None else image["unit"],
-        )
+        numbers, words = tuple(column.name for column in numeric), tuple(column.name for column in worded)
+        form = Form(data["label"], data["kind"], numbers, words)
+        if image is not None:
+            form = form._replace(image=tuple(image["shape"]), unit=image["unit"])
         classes, counts = tuple(data["classes"]), tuple(data["class_counts"])
         return Preparation(form, numeric, worded, classes, counts, data["label_mean"], data["label_deviation"])
 

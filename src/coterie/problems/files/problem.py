@@ -159,15 +159,8 @@ def load_files(
             "problem.label=column. To try it, write an example with `coterie data example DIR`."
         )
     make, row_loss = network(model), _loss(loss)  # before long files are read
-    options = Options(
-        label,
-        None if kind == "auto" else kind,
-        tuple(categorical or ()),
-        tuple(drop or ()),
-        MISSING | frozenset(missing or ()),
-        side,
-        cache,
-    )
+    columns = tuple(categorical or ()), tuple(drop or ()), MISSING | frozenset(missing or ())
+    options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
     tables = read(*expand(clients, target), options)
     private = context.statistics
     prepared, spent = learnt(tables) if private is None else learnt_privately(tables, private, context.seed)

@@ -6,6 +6,7 @@ The CSV reader never holds more than a block, and takes numpy's own parser for c
 
 import csv
 import gzip
+import io
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 DELIMITERS = ",;\t|"
 NUL = "\0"
+RATIO, SMALL = 200, 1 << 26  # a gzipped table unpacks to at most 200 times its size, or 64 MiB if that is more
 
 Values = np.ndarray | list[str | None]
 Block = dict[str, Values]
@@ -106,10 +108,29 @@ def _blocks(path: Path, numeric: Sequence[str]) -> Iterator[Block]:
         yield from _arrow_blocks(path, form)
 
 
+class _Unpacked(gzip.GzipFile):
+    """A gzipped file that refuses to become far larger than a table would: a few bytes must not fill the memory."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        self._left = max(SMALL, RATIO * path.stat().st_size)
+
+    def read1(self, size: int = -1) -> bytes:
+        """The next bytes, as a text reader asks for them."""
+        data = super().read1(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise Unreadable(
+                f"unpacks to more than {RATIO} times its size",
+                "If it is really a table, unpack it yourself: gunzip FILE.",
+            )
+        return data
+
+
 def _text(path: Path) -> IO[str]:
     try:
         if path.name.lower().endswith(".gz"):
-            return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+            return io.TextIOWrapper(_Unpacked(path), encoding="utf-8-sig", newline="")
         return path.open("rt", encoding="utf-8-sig", newline="")
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror or error}") from None
@@ -365,17 +386,3 @@ def image_shape(folder: Path, side: int | None) -> tuple[int, ...]:
     """The shape of a folder's first picture."""
     pillow = extra("PIL.Image", "pillow", "reading pictures")
     return _picture(pillow, image_files(folder)[0][0], side).shape
-
-
-__all__ = [
-    "CSV",
-    "Block",
-    "Unreadable",
-    "blocks_of",
-    "columns_of",
-    "form_of",
-    "image_blocks",
-    "image_shape",
-    "numbers",
-    "words",
-]

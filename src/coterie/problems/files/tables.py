@@ -16,19 +16,9 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation import Stack
+from coterie.problems.files import reading
 from coterie.problems.files.findings import Findings
-from coterie.problems.files.reading import (
-    CSV,
-    Block,
-    Unreadable,
-    blocks_of,
-    columns_of,
-    form_of,
-    image_blocks,
-    image_shape,
-    numbers,
-    words,
-)
+from coterie.problems.files.reading import CSV, Block, Unreadable, numbers, words
 from coterie.problems.files.store import RowBuffer
 
 Kind = Literal["classification", "regression"]
@@ -37,6 +27,7 @@ MISSING = frozenset({"", "NA", "N/A", "n/a", "na", "NaN", "nan", "NULL", "null",
 FEWEST = 20  # rows of the target: below, neither weights nor a test mean anything
 SAMPLE = 5  # blocks of the target's file that say what its columns are
 CLASSES = 20  # a label of whole numbers with at most so many different ones is taken for classes
+SAME_COLUMNS = "All files need the same columns; leave columns out everywhere with problem.drop=['name']."
 WORDS = 200  # more categories in one column than this are an identifier
 
 
@@ -140,7 +131,7 @@ def read(partners: Sequence[Path], goal: Path, options: Options) -> Tables:
         if fine:
             sinks.read(holder, findings)
     for holder, fine in zip(holders, usable, strict=True):
-        if fine and not any(one.file == holder.name for one in findings.found):
+        if fine and not any(finding.file == holder.name for finding in findings.found):
             _check_rows(holder, form, findings, is_target=holder is holders[-1])
     findings.settle(len(paths))
     return Tables(form, tuple(holders), *sinks.tensors(), mapped)
@@ -167,9 +158,9 @@ def _size(path: Path) -> int:
 def _form(goal: Path, name: str, options: Options, findings: Findings) -> Form | None:
     """What the target's own file says; None, with findings, where it cannot be read."""
     try:
-        if form_of(goal) == "images":
-            return Form("folder", "classification", (), (), image_shape(goal, options.side), 255.0)
-        columns = columns_of(goal)
+        if reading.form_of(goal) == "images":
+            return Form("folder", "classification", (), (), reading.image_shape(goal, options.side), 255.0)
+        columns = reading.columns_of(goal)
         if options.label not in columns:
             findings.add(
                 name, f"there is no column {options.label!r} to predict; {_listed(columns)}", "Set problem.label."
@@ -201,7 +192,7 @@ def _form(goal: Path, name: str, options: Options, findings: Findings) -> Form |
 
 def _sample(path: Path) -> Block:
     """The first rows of a table, all of a small one: enough to tell numbers from words."""
-    parts = list(islice(blocks_of(path), SAMPLE))
+    parts = list(islice(reading.blocks_of(path), SAMPLE))
     if not parts:
         raise Unreadable("the table has column names but no rows")
     if len(parts) == 1:
@@ -234,7 +225,7 @@ def _glance(paths: Sequence[Path], names: Sequence[str], options: Options, findi
     """Where the target's file is unusable: what else can be said of the others."""
     for path, name in zip(paths, names, strict=False):
         try:
-            if form_of(path) != "images" and options.label not in columns_of(path):
+            if reading.form_of(path) != "images" and options.label not in reading.columns_of(path):
                 findings.add(name, f"there is no column {options.label!r} to predict", "Set problem.label.")
         except Unreadable as error:
             findings.add(name, str(error), error.remedy)
@@ -243,14 +234,14 @@ def _glance(paths: Sequence[Path], names: Sequence[str], options: Options, findi
 def _agrees(path: Path, name: str, form: Form, target: str, options: Options, findings: Findings) -> bool:
     """Whether a file has the columns of the target's; what it lacks is a finding."""
     try:
-        if (form_of(path) == "images") != (form.image is not None and form.label == "folder"):
+        if (reading.form_of(path) == "images") != (form.image is not None and form.label == "folder"):
             pictures = "pictures in sub-folders"
-            here, there = ("a table", pictures) if form.image is not None else (pictures, "a table")
-            findings.add(name, f"this is taken for {here}, but {target} holds {there}; all must be of one kind")
+            this, other = ("a table", pictures) if form.image is not None else (pictures, "a table")
+            findings.add(name, f"this is taken for {this}, but {target} holds {other}; all must be of one kind")
             return False
         if form.image is not None:
             return True
-        columns = columns_of(path)
+        columns = reading.columns_of(path)
     except Unreadable as error:
         findings.add(name, str(error), error.remedy)
         return False
@@ -258,20 +249,15 @@ def _agrees(path: Path, name: str, form: Form, target: str, options: Options, fi
     lacking = [c for c in wanted if c not in columns]
     surplus = [c for c in columns if c not in wanted and c not in options.drop]
     if lacking:
-        near = "label " if form.label in lacking else ""
-        what = ", ".join(map(repr, lacking))
-        findings.add(
-            name,
-            f"lacks the {near}column{'s' if len(lacking) > 1 else ''} {what} of {target}",
-            "All files need the same columns; leave columns out everywhere with problem.drop=['name'].",
-        )
+        kind = "label column" if form.label in lacking else "column"
+        findings.add(name, f"lacks the {_named(kind, lacking)} of {target}", SAME_COLUMNS)
     if surplus:
-        findings.add(
-            name,
-            f"has the column{'s' if len(surplus) > 1 else ''} {', '.join(map(repr, surplus))}, which {target} lacks",
-            "All files need the same columns; leave columns out everywhere with problem.drop=['name'].",
-        )
+        findings.add(name, f"has the {_named('column', surplus)}, which {target} lacks", SAME_COLUMNS)
     return not lacking and not surplus
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    return f"{kind}{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 class _Sinks:
@@ -308,12 +294,12 @@ class _Sinks:
     def _blocks(self, path: Path) -> Iterator[Block]:
         form = self.form
         if form.image is None:
-            yield from blocks_of(path, self.numeric)
+            yield from reading.blocks_of(path, self.numeric)
         elif form.label == "folder":
-            for pictures, labels in image_blocks(path, self.options.side):
+            for pictures, labels in reading.image_blocks(path, self.options.side):
                 yield {"pictures": pictures, "folder": list(labels)}
         else:
-            for block in blocks_of(path):
+            for block in reading.blocks_of(path):
                 arrays = [v for v in block.values() if isinstance(v, np.ndarray) and v.ndim > 1]
                 if not arrays or form.label not in block:
                     raise Unreadable(f"holds no pictures, or no array {form.label!r}")

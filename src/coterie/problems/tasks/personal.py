@@ -1,5 +1,6 @@
 """Models that are judged at every client, each on its own rows: where everybody is a target."""
 
+import math
 from typing import Any
 
 import torch
@@ -30,13 +31,31 @@ def judge(task: Any, models: Tensor, stack: Stack) -> Tensor:
 
 
 def personal_measures(task: Any, models: Tensor, stack: Stack, prefix: str) -> dict[str, float]:
-    """Loss and, for classes, accuracy: the mean over clients, and the accuracy of the one worst off."""
+    """Loss and, for classes, accuracy: mean, median and worst tenth over the clients, and the worst accuracy."""
     losses, accuracies = judge(task, models, stack).cpu().double().unbind(1)
-    measures = {f"{prefix}_loss": float(losses.mean())}
+    measures = over_clients(f"{prefix}_loss", losses, worst_first=True)
     if task.classes is not None:
-        measures |= {f"{prefix}_accuracy": float(accuracies.mean())}
+        measures |= over_clients(f"{prefix}_accuracy", accuracies, worst_first=False)
         measures |= {f"{prefix}_accuracy_worst": float(accuracies.min())}
     return measures
+
+
+def over_clients(name: str, values: Tensor, *, worst_first: bool) -> dict[str, float]:
+    """The mean over clients, the median, and the mean of the worst 10 % of them (at least one client).
+
+    Args:
+        name: of the mean; the others are `name_median` and `name_tenth`.
+        values: one per client.
+        worst_first: whether the largest value is the worst one.
+
+    Example:
+        >>> over_clients("loss", torch.arange(20.0), worst_first=True)
+        {'loss': 9.5, 'loss_median': 9.5, 'loss_tenth': 18.5}
+    """
+    ordered = values.sort(descending=worst_first).values
+    tenth = ordered[: max(1, math.ceil(len(values) / 10))]
+    figures = {"": values.mean(), "_median": values.quantile(0.5), "_tenth": tenth.mean()}
+    return {f"{name}{which}": float(value) for which, value in figures.items()}
 
 
 def group_weights(weights: Tensor, groups: Tensor) -> dict[str, float]:

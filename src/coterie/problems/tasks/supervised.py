@@ -213,17 +213,19 @@ class Supervised:
         numbers = self.model.activation_numbers(self.inputs(rows.take(rows.offset.new_zeros(1))))
         return max(64, min(self.block, QUICK_BYTES // max(1, numbers * self.model.start.element_size())))
 
+    def outputs_and_labels(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The model's outputs for all rows, and their labels; without gradients."""
+        with torch.no_grad():
+            blocks: Iterable[Batch] = [rows.all()] if self.mixes_rows else rows.blocks(self._quick_block(rows))
+            pairs = [(self.outputs(theta, batch), batch.labels) for batch in blocks]
+            outputs, labels = (torch.cat(column) for column in zip(*pairs, strict=True))
+            return outputs, labels
+
     def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
         """Loss and, for classes, accuracy over all rows, named `prefix_loss` and `prefix_accuracy`."""
         with torch.no_grad():
-            if self.mixes_rows:
-                blocks: Iterable[Batch] = [rows.all()]
-            else:
-                blocks = rows.blocks(self._quick_block(rows))
-            pairs = [(self.outputs(theta, batch), batch.labels) for batch in blocks]
-            outputs, labels = (torch.cat(column) for column in zip(*pairs, strict=True))
-            losses = self.loss_by_row(outputs, labels)
-            measures = {f"{prefix}_loss": float(losses.mean())}
+            outputs, labels = self.outputs_and_labels(theta, rows)
+            measures = {f"{prefix}_loss": float(self.loss_by_row(outputs, labels).mean())}
             if self.classes is not None:
                 measures[f"{prefix}_accuracy"] = float((outputs.argmax(1) == labels).cpu().double().mean())
             return measures

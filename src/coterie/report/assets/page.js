@@ -1,6 +1,6 @@
 "use strict";
 // Charts are drawn already. This adds: legend entries that show and hide, values at the pointer or by arrow keys, light and
-// dark, rounds or bytes, copying, and on a live page fresh content every two seconds.
+// dark, what measures are drawn against, copying, and on a live page fresh content every two seconds.
 (() => {
   const root = document.documentElement;
   const tip = document.getElementById("tip");
@@ -15,6 +15,12 @@
       while (Math.abs(v) >= 1000 && i < 3) { v /= 1000; i += 1; }
       return `${+v.toPrecision(3)} ${units[i]}`;
     },
+  };
+
+  const heads = {
+    bytes: formats.bytes,
+    seconds: (v) => `${formats.number(v)} s`,
+    exchanges: (v) => `${formats.number(v)} rounds of communication`,
   };
 
   // ---- light and dark
@@ -81,7 +87,7 @@
     rows.sort((a, b) => a.far - b.far);
     const shown = rows.slice(0, 6).map((row) => `${row.name}: ${formats[data.y](row.v)}`);
     const more = rows.length > 6 ? [`and ${rows.length - 6} more`] : [];
-    const head = data.x === "bytes" ? formats.bytes(at) : `${data.x} ${formats.number(at)}`;
+    const head = data.x in heads ? heads[data.x](at) : `${data.x} ${formats.number(at)}`;
     return { text: [head, ...shown, ...more].join("\n"), at };
   };
 
