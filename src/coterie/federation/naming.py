@@ -22,6 +22,7 @@ FAMILIES = {
     "advise": "coterie.advise.screening",
     "contributions": "coterie.advise.contributions",
     "files": "coterie.problems.files.prepare",
+    "file-checks": "coterie.problems.files.faults",
     "private-files": "coterie.problems.files.private",
     "measures": "coterie.problems.tasks.personal",
 }
