@@ -381,6 +381,8 @@ class _Run:
             summary["privacy"] = budget(self.parts, self.done.state, events)
         if events:
             summary["events"] = events
+        if self.parts.problem.notes:
+            summary["data_notes"] = list(self.parts.problem.notes)
         if notes:
             summary["notes"] = notes
         if self.folder is not None:

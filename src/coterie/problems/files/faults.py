@@ -105,7 +105,7 @@ def together(*ledgers: Ledger) -> Ledger:
 
 def as_note(finding: Finding) -> str:
     """One line for a page or a terminal."""
-    return f"{finding.file}: {finding.what}" + (f"; {finding.remedy.rstrip('.')}" if finding.remedy else "")
+    return f"{finding.file}: {finding.what}" + (f". {finding.remedy.rstrip('.')}" if finding.remedy else "")
 
 
 def _rows(tables: Tables, k: int) -> slice:
@@ -342,7 +342,7 @@ def _units(
         here, there = float(own.middle[j]), float(each[k].middle[j])
         times = f"{10.0 ** abs(power):,.0f} times {'larger' if power > 0 else 'smaller'}"
         hint = f", such as {UNIT_HINTS[abs(power)]}" if abs(power) in UNIT_HINTS else ""
-        what = f"column {column!r} is about {times} than in {target.name} (median {there:.4g}, not {here:.4g})"
+        what = f"column {column!r} is about {times} than in {target.name} (median {there:,.6g}, not {here:,.6g})"
         if alike > 1 and 2 * alike > len(partners):
             hint += f"; {alike} of {len(partners)} partners differ like this, so {target.name} may be the odd one"
         if consent.repair:
@@ -402,7 +402,13 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 def shared_rows(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """How many of a holder's rows have a hash on the target's list."""
     mine = shared.numpy().view(np.uint64)
-    return torch.tensor(sum(int(np.isin(hashes, mine).sum()) for hashes in row_hashes(shard)))
+    return torch.tensor(sum(int(_among(hashes, mine).sum()) for hashes in row_hashes(shard)))
+
+
+def _among(hashes: np.ndarray, listed: np.ndarray) -> np.ndarray:
+    """Which hashes are on a sorted list."""
+    place = np.searchsorted(listed, hashes).clip(max=len(listed) - 1)
+    return np.asarray(listed[place] == hashes)
 
 
 def _without_copies(
@@ -417,7 +423,7 @@ def _without_copies(
         before, start = numbers.rows, _rows(tables, k).start
         for hashes in row_hashes(shard):
             stop = start + len(hashes)
-            fresh = np.ones(len(hashes), dtype=bool) if holder is target else ~np.isin(hashes, mine)
+            fresh = np.ones(len(hashes), dtype=bool) if holder is target else ~_among(hashes, mine)
             numbers.append(tables.numbers[start:stop].numpy()[fresh])
             codes.append(tables.codes[start:stop].numpy()[fresh])
             start = stop
@@ -425,7 +431,7 @@ def _without_copies(
         if rows < holder.rows:
             what = f"{holder.rows - rows:,} of {holder.rows:,} rows are also in {target.name}"
             end = "they were removed" if rows else "the file is left out"
-            treated.add(holder.name, f"{what}; {end}", "Rows that you have already cannot help you.")
+            treated.add(holder.name, f"{what}; {end}", "Rows that you have already cannot help you")
         if rows:
             left.append(replace(holder, rows=rows))
     if len(left) < 2:

@@ -229,7 +229,7 @@ def _form(
         unknown = [c for c in (*options.categorical, *options.drop, *options.keep) if c not in columns]
         if unknown:
             strange = ", ".join(map(repr, unknown))
-            findings.add(name, f"problem.categorical, problem.drop or problem.keep name {strange}, no column of it")
+            findings.add(name, f"problem.categorical, drop or keep name {strange}, which is no column of it")
             return None, []
         table, commas = _sample(goal), with_semicolons(goal)
     except Unreadable as error:
