@@ -265,6 +265,27 @@ def test_codes_for_no_value_and_impossible_numbers(here: Path, cell: str, rows: 
     assert loaded(here, keep=["weight"]).preparation.numeric[0].deviation > 2 * weight.deviation
 
 
+def test_zeros_where_none_can_be_are_reported(here: Path) -> None:
+    for path in [*(here / "sites").glob("*.csv"), here / "mine.csv"]:
+        gone = 30 if path.name == "south.csv" else 0
+        spoil(
+            path,
+            lambda i, row, gone=gone: [*row[:3], 0 if i < gone else 200 + i, row[3]],
+            [*HEADER[:3], "chol", "label"],
+        )
+        # whole numbers that only grow would be an identifier
+        rows = rows_of(path)
+        write(path, [*rows[1:], rows[0]], [*HEADER[:3], "chol", "label"])
+    data = loaded(here)
+    assert [(f.file, f.what) for f in data.findings] == [
+        ("south.csv", "column 'chol' is 0 in 30 of 80 rows: a code for no value?")
+    ]
+    repaired = loaded(here, repair=True)
+    zeros = inputs_of(data, "south.csv")[:, 2] == inputs_of(data, "south.csv")[:, 2].min()
+    assert bool((inputs_of(repaired, "south.csv")[zeros, 2] == 0).all())
+    assert repaired.preparation.numeric[2].indicator
+
+
 def test_heavy_tails_are_no_fault() -> None:
     random = np.random.default_rng(0)
     x = np.column_stack(

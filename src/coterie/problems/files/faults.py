@@ -30,6 +30,7 @@ from coterie.problems.files.tables import Tables
 SAMPLED = 50_000  # rows that say what is usual in a column
 FEWEST = 10  # numbers other than 0 that a column needs to be compared
 HUGE, APART = 1e5, 100.0  # times the 90 % quantile of the magnitudes, and times the largest of the others
+ZERO = 2.0  # interquartile ranges between the target's lower quartile and 0, for zeros to be doubted
 OUTSIDE = 2.0  # ranges of the others between them and a code for no value
 NINES = tuple(sign * (10.0**digits - 1) for digits in range(2, 13) for sign in (1, -1))
 LONG = 9999.0  # from here on a code for no value need not repeat
@@ -81,7 +82,9 @@ def examined(tables: Tables, consent: Consent, *, private: bool, cache: str | No
     if tables.numbers.shape[1]:
         each, _ = fed.gather(column_quantiles, draw=Draw.of(0))
         own = fed.ask_target(column_quantiles, draw=Draw.of(0))
-        _units(tables, [Quantiles(*one) for one in zip(*each, strict=True)], Quantiles(*own), consent, doubts, treated)
+        partners = [Quantiles(*one) for one in zip(*each, strict=True)]
+        _units(tables, partners, Quantiles(*own), consent, doubts, treated)
+        _zeros(tables, [*partners, Quantiles(*own)], consent, treated)
     doubts.settle(len(tables.holders))
     lists = dictionaries(tables.holders)
     shards = [Shard(None, tables.stack.client(k), lists.client(k)) for k in range(len(tables.holders))]
@@ -105,7 +108,8 @@ def together(*ledgers: Ledger) -> Ledger:
 
 def as_note(finding: Finding) -> str:
     """One line for a page or a terminal."""
-    return f"{finding.file}: {finding.what}" + (f". {finding.remedy.rstrip('.')}" if finding.remedy else "")
+    end = "" if finding.what.endswith("?") else "."
+    return f"{finding.file}: {finding.what}" + (f"{end} {finding.remedy.rstrip('.')}" if finding.remedy else "")
 
 
 def _rows(tables: Tables, k: int) -> slice:
@@ -355,6 +359,30 @@ def _units(
             f"Set problem.units={_inline(proposal)} to divide by that; write 1 for a column that is right, or "
             f"problem.keep=['column']; {REPAIR}",
         )
+
+
+def _zeros(tables: Tables, each: list[Quantiles], consent: Consent, treated: Findings) -> None:
+    """Zeros where the target's quartiles leave no place for them: reported, and missing only with consent."""
+    mine = each[-1]
+    impossible = (mine.low - ZERO * (mine.high - mine.low) > 0) & (mine.nonzero >= FEWEST)
+    for k, (holder, found) in enumerate(zip(tables.holders, each, strict=True)):
+        for j, column in enumerate(tables.form.numbers()):
+            zeros = int(found.zeros[j])
+            if not zeros or not impossible[j] or column in (*consent.keep, tables.form.label):
+                continue
+            what = (
+                f"column {column!r} is 0 in {zeros:,} of {zeros + int(found.nonzero[j]):,} rows: a code for no value?"
+            )
+            if consent.repair:
+                part = tables.numbers[_rows(tables, k), j]
+                part[part == 0.0] = torch.nan
+                treated.add(holder.name, f"{what} Read as missing")
+            else:
+                treated.add(
+                    holder.name,
+                    what,
+                    "Used as it is; leave such fields empty, or set problem.repair=true to read them as missing",
+                )
 
 
 def _inline(proposal: Mapping[str, Mapping[str, float]]) -> str:
