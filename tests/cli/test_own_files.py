@@ -47,8 +47,9 @@ def other_types() -> None:
 
 
 def decimal_commas() -> None:
+    """In all numbers but one, which nobody can read for sure."""
     text = Path("sites/a.csv").read_text().replace(",", ";").replace(".", ",")
-    Path("sites/a.csv").write_text(text)
+    Path("sites/a.csv").write_text(text + "1.5;0,5;a;yes\n")
 
 
 def label_gaps() -> None:

@@ -307,6 +307,7 @@ def _advice(
         "contributions": None if found is None else found.as_dict(weights.mean(0).tolist() if len(weights) else None),
         "plan": {**effort.plan._asdict(), "repeats": effort.repeats, "bootstraps": effort.bootstraps, "level": LEVEL},
         "notes": list(data.notes),
+        "findings": [finding._asdict() for finding in data.findings],
         "seed": config.run.seed,
     }
 

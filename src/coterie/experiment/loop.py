@@ -441,6 +441,8 @@ class _Run:
             summary["events"] = events
         if self.stopped:
             summary["stopped"] = self.stopped
+        if self.parts.problem.notes:
+            summary["data_notes"] = list(self.parts.problem.notes)
         if notes:
             summary["notes"] = notes
         if self.folder is not None:

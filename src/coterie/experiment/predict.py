@@ -25,6 +25,8 @@ from coterie.problems.files.reading import (
     form_of,
     image_blocks,
     numbers,
+    with_dates,
+    with_semicolons,
     words,
 )
 from coterie.problems.files.tables import MISSING
@@ -72,6 +74,8 @@ class _Numeric(BaseModel):
     mean: float
     deviation: float
     indicator: bool
+    fill: float = 0.0
+    slopes: list[float] = []
 
 
 class _Worded(BaseModel):
@@ -98,6 +102,8 @@ class _Stored(BaseModel):
     label_mean: float
     label_deviation: float
     model: _Architecture
+    dates: list[Text] = []
+    missing: list[Text] = []
 
 
 def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparation]:
@@ -121,6 +127,8 @@ def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparat
         shape = tuple(about.shape)
         if (shape, about.outputs) != (prepared.shape, prepared.outputs) or prod(shape) > MOST:
             raise ValueError("the network's inputs or outputs do not fit the columns and classes")
+        if {len(column.slopes) for column in prepared.numeric} not in ({0}, {len(prepared.numeric)}, set()):
+            raise ValueError("the slopes of its imputation do not fit the columns")
         net = _filled(about.name, shape, about.outputs, stored_model)
     except FileNotFoundError as error:
         raise UsageError(f"{error.filename or stored_model} is missing.") from None
@@ -210,8 +218,9 @@ def _inputs(prepared: Preparation, file: Path, notes: list[str]) -> Iterator[Ten
         if lacking:
             raise Unreadable(f"lacks the columns {', '.join(map(repr, lacking))} that the model was trained with")
     unseen: dict[str, set[str]] = {}
-    done = 0
+    done, commas = 0, with_semicolons(file)
     for block in blocks_of(file, form.numeric):
+        block = with_dates(block, form.dates, _missing(prepared), done)
         if form.image is not None:
             array = next((v for v in block.values() if isinstance(v, np.ndarray) and v.ndim > 1), None)
             if array is None:
@@ -219,20 +228,24 @@ def _inputs(prepared: Preparation, file: Path, notes: list[str]) -> Iterator[Ten
             yield torch.from_numpy(array.reshape(len(array), *form.image).astype(np.float32) / np.float32(form.unit))
             continue
         rows = len(next(iter(block.values())))
-        yield torch.from_numpy(prepared.inputs(*_coded(prepared, block, done, unseen)))
+        yield torch.from_numpy(prepared.inputs(*_coded(prepared, block, done, unseen, commas)))
         done += rows
     for name, found in unseen.items():
         listed = ", ".join(map(repr, sorted(found)[:5]))
         notes.append(f"column {name!r} has words that no training file had: {listed}; they count as no category")
 
 
+def _missing(prepared: Preparation) -> frozenset[str]:
+    return MISSING | frozenset(prepared.missing)
+
+
 def _coded(
-    prepared: Preparation, block: Block, before: int, unseen: dict[str, set[str]]
+    prepared: Preparation, block: Block, before: int, unseen: dict[str, set[str]], commas: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    rows = len(next(iter(block.values())))
+    rows, missing = len(next(iter(block.values()))), _missing(prepared)
     table = np.empty((rows, len(prepared.numeric)))
     for j, column in enumerate(prepared.numeric):
-        values, bad, word = numbers(block[column.name], MISSING)
+        values, bad, word = numbers(block[column.name], missing, commas)
         if bad is not None:
             raise Unreadable(
                 f"column {column.name!r} holds {word!r} in row {before + bad + 1:,}, where numbers are needed"
@@ -241,7 +254,7 @@ def _coded(
     codes = np.empty((rows, len(prepared.worded)), dtype=np.int64)
     for j, worded in enumerate(prepared.worded):
         number: dict[str | None, int] = {word: i for i, word in enumerate(worded.words)}
-        found = words(block[worded.name], MISSING)
+        found = words(block[worded.name], missing)
         codes[:, j] = [-1 if word is None else number.get(word, -2) for word in found]
         strange = {word for word in found if word is not None and word not in number}
         if strange:

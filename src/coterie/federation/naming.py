@@ -24,6 +24,7 @@ FAMILIES = {
     "advise": "coterie.advise.screening",
     "contributions": "coterie.advise.contributions",
     "files": "coterie.problems.files.prepare",
+    "file-checks": "coterie.problems.files.faults",
     "private-files": "coterie.problems.files.private",
     "measures": "coterie.problems.tasks.personal",
     "models": "coterie.problems.models.statistics",

@@ -3,12 +3,13 @@
 Means, variances and the categories with their counts are asked for by the federation's verbs, so they are in the ledger
 under the names of the works below. A holder sends, for each column, the count, the mean and the sum of squared
 deviations of its rows (merged pairwise, so that no digit is lost at any offset), and its categories with their counts.
+For robust scaling and medians it sends quantiles too, and for imputation by regression the sums of products of columns.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,12 @@ from coterie.problems.files.tables import Form, Holder, Tables
 ROWS = 4_096  # at a time
 INDICATED = 0.01  # a column with more missing values than this share gets an indicator
 RARE_NUMBER = 1e-12
+SAMPLED = 50_000  # rows that quantiles are taken of, spread evenly
+NORMAL = 1.3489795  # the interquartile range of a normal variable, in standard deviations
+RIDGE = 0.1  # of the regression that fills in missing values, beside variances of 1
+
+Scaling = Literal["common", "own", "robust"]
+Impute = Literal["mean", "median", "regression"]
 
 
 class Moments(NamedTuple):
@@ -65,6 +72,58 @@ def column_moments(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return tuple(whole)
 
 
+class Quantiles(NamedTuple):
+    """By column: how many zeros and other numbers, quantiles of log₁₀ of the others' magnitudes, the three quartiles.
+
+    zeros [p], nonzero [p], logs [p, 4] at 25, 50, 75 and 90 %, and low, middle, high [p] of all numbers.
+    """
+
+    zeros: Tensor
+    nonzero: Tensor
+    logs: Tensor
+    low: Tensor
+    middle: Tensor
+    high: Tensor
+
+
+@work("files/column-quantiles", update=None, mode="sequential")
+def column_quantiles(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """Quantiles of a holder's columns of numbers, of at most SAMPLED rows."""
+    assert shard.train is not None
+    rows = shard.train.capacity
+    sample = shard.train.take(torch.arange(0, rows, max(1, rows // SAMPLED))).columns[0].numpy()
+    p = sample.shape[1]
+    counts, logs, quartiles = np.zeros((2, p)), np.zeros((p, 4)), np.zeros((p, 3))
+    for j, column in enumerate(sample.T):
+        known = column[~np.isnan(column)]
+        magnitudes = np.abs(known[known != 0.0])
+        counts[:, j] = len(known) - len(magnitudes), len(magnitudes)
+        if len(magnitudes):
+            logs[j] = np.quantile(np.log10(magnitudes), (0.25, 0.5, 0.75, 0.9))
+        if len(known):
+            quartiles[j] = np.quantile(known, (0.25, 0.5, 0.75))
+    return tuple(map(torch.from_numpy, (*counts, logs, *quartiles.T.copy())))
+
+
+@work("files/column-products", update=None, mode="sequential")
+def column_products(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """Sums of products of a holder's scaled columns over the rows that have both, and the numbers of those rows."""
+    assert shard.train is not None
+    centre, scale = shared
+    p = len(centre)
+    if static.own:
+        moments = reduce(Moments.merged, (Moments.of(batch.columns[0][:, :p]) for batch in shard.train.blocks(ROWS)))
+        centre, scale = moments.mean, moments.deviation
+    products, counts = torch.zeros(p, p, dtype=torch.float64), torch.zeros(p, p, dtype=torch.float64)
+    for batch in shard.train.blocks(ROWS):
+        z = (batch.columns[0][:, :p] - centre) / scale
+        present = (~torch.isnan(z)).double()
+        z = torch.nan_to_num(z)
+        products += z.T @ z
+        counts += present.T @ present
+    return products, counts
+
+
 @work("files/dictionary-size", update=None, mode="sequential")
 def dictionary_size(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """How many entries a holder's list of words has, and how long the longest word is in bytes."""
@@ -94,12 +153,17 @@ def category_counts(shard: Shard, shared: Tree, private: Tree, static: Static, d
 
 
 class Numeric(NamedTuple):
-    """A column of numbers: its mean and deviation over all holders, and whether missing values are indicated."""
+    """A column of numbers: its centre and scale, and whether missing values are indicated.
+
+    A missing value becomes, in the scaled column, fill plus the slopes (if any) times the row's other scaled columns.
+    """
 
     name: str
     mean: float
     deviation: float
     indicator: bool
+    fill: float = 0.0
+    slopes: tuple[float, ...] = ()
 
 
 class Worded(NamedTuple):
@@ -120,6 +184,7 @@ class Preparation(NamedTuple):
     class_counts: tuple[int, ...] = ()
     label_mean: float = 0.0
     label_deviation: float = 1.0
+    missing: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -135,7 +200,7 @@ class Preparation(NamedTuple):
         return len(self.classes) if self.form.kind == "classification" else 1
 
     def inputs(self, numbers: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """float32 [n, …]: scaled numbers (the mean where missing), indicators, then categories as 0 and 1.
+        """float32 [n, …]: scaled numbers (imputed where missing), indicators, then categories as 0 and 1.
 
         codes number the words of `worded`, −1 where missing or unknown.
         """
@@ -143,7 +208,11 @@ class Preparation(NamedTuple):
         deviation = np.array([column.deviation for column in self.numeric])
         numbers = numbers[:, : len(self.numeric)]
         absent = np.isnan(numbers)
-        parts = [np.where(absent, 0.0, (numbers - mean) / deviation)]
+        scaled = np.where(absent, 0.0, (numbers - mean) / deviation)
+        filled = np.broadcast_to([column.fill for column in self.numeric], scaled.shape)
+        if any(column.slopes for column in self.numeric):
+            filled = filled + scaled @ np.array([column.slopes for column in self.numeric]).T
+        parts = [np.where(absent, filled, scaled)]
         parts += [absent[:, [j for j, column in enumerate(self.numeric) if column.indicator]].astype(np.float64)]
         for j, column in enumerate(self.worded):
             known = np.arange(len(column.words))
@@ -155,10 +224,12 @@ class Preparation(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """Plain data for preprocess.json."""
         return {
-            "version": 1,
+            "version": 2,
             "label": self.form.label,
             "kind": self.form.kind,
-            "numeric": [column._asdict() for column in self.numeric],
+            "numeric": [{**column._asdict(), "slopes": list(column.slopes)} for column in self.numeric],
+            "dates": list(self.form.dates),
+            "missing": list(self.missing),
             "categorical": [{**column._asdict(), "words": list(column.words)} for column in self.worded],
             "image": None if self.form.image is None else {"shape": list(self.form.image), "unit": self.form.unit},
             "classes": list(self.classes),
@@ -172,19 +243,27 @@ class Preparation(NamedTuple):
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Preparation":
         """The inverse of as_dict."""
-        numeric = tuple(Numeric(**column) for column in data["numeric"])
+        numeric = tuple(Numeric(**{**column, "slopes": tuple(column.get("slopes", ()))}) for column in data["numeric"])
         worded = tuple(Worded(c["name"], tuple(c["words"]), c["missing"]) for c in data["categorical"])
         image = data["image"]
         numbers, words = tuple(column.name for column in numeric), tuple(column.name for column in worded)
-        form = Form(data["label"], data["kind"], numbers, words)
+        form = Form(data["label"], data["kind"], numbers, words, dates=tuple(data.get("dates", ())))
         if image is not None:
             form = form._replace(image=tuple(image["shape"]), unit=image["unit"])
         classes, counts = tuple(data["classes"]), tuple(data["class_counts"])
-        return Preparation(form, numeric, worded, classes, counts, data["label_mean"], data["label_deviation"])
+        label = (data["label_mean"], data["label_deviation"])
+        return Preparation(form, numeric, worded, classes, counts, *label, tuple(data.get("missing", ())))
 
 
-def learnt(tables: Tables) -> tuple[Preparation, Ledger]:
-    """The preparation of all holders' rows, and what was moved for it."""
+def learnt(tables: Tables, scaling: Scaling = "common", impute: Impute = "mean") -> tuple[Preparation, Ledger]:
+    """The preparation of all holders' rows, and what was moved for it.
+
+    Args:
+        tables: everybody's rows.
+        scaling: numbers by mean and deviation over all holders, by those of each holder (the target's are stored), or
+            by medians and interquartile ranges.
+        impute: what stands for a missing number.
+    """
     fed = federation_of(tables)
     draw = Draw.of(0)
     form = tables.form
@@ -202,6 +281,7 @@ def learnt(tables: Tables) -> tuple[Preparation, Ledger]:
         )
         if form.kind == "regression":
             label_mean, label_deviation = float(moments.mean[-1]), float(moments.deviation[-1])
+        numeric = _scaled(fed, numeric, scaling, impute, own)
     if not form.codes():
         return Preparation(form, numeric, (), (), (), label_mean, label_deviation), fed.ledger
     tallies = _tallies(fed, len(form.codes()))
@@ -214,6 +294,60 @@ def learnt(tables: Tables) -> tuple[Preparation, Ledger]:
         return Preparation(form, numeric, worded, (), (), label_mean, label_deviation), fed.ledger
     classes = tuple(sorted(tallies[-1], key=in_order))
     return Preparation(form, numeric, worded, classes, tuple(tallies[-1][c] for c in classes)), fed.ledger
+
+
+def _scaled(
+    fed: Federation, numeric: tuple[Numeric, ...], scaling: Scaling, impute: Impute, target: Moments
+) -> tuple[Numeric, ...]:
+    """The columns with the centre, the scale and the imputation that are wanted."""
+    draw, p = Draw.of(0), len(numeric)
+    if scaling == "own":
+        numeric = _rescaled(numeric, target.mean, target.deviation)
+    if scaling == "robust" or impute == "median":
+        each, _ = fed.gather(column_quantiles, draw=draw)
+        here = fed.ask_target(column_quantiles, draw=draw)
+        everybody = Quantiles(*(torch.cat([rows, own[None]]) for rows, own in zip(each, here, strict=True)))
+        middle = everybody.middle.median(0).values
+        spread = (everybody.high - everybody.low).median(0).values / NORMAL
+        if scaling == "robust":
+            usual = torch.tensor([column.deviation for column in numeric], dtype=torch.float64)
+            numeric = _rescaled(numeric, middle, torch.where(spread[:p] > 0, spread[:p], usual))
+        middle = Quantiles(*here).middle if scaling == "own" else middle
+        if impute == "median":
+            numeric = tuple(
+                column._replace(fill=(float(value) - column.mean) / column.deviation)
+                for column, value in zip(numeric, middle, strict=False)
+            )
+    return _regressed(fed, numeric, draw, own=scaling == "own") if impute == "regression" else numeric
+
+
+def _rescaled(numeric: tuple[Numeric, ...], centre: Tensor, scale: Tensor) -> tuple[Numeric, ...]:
+    found = zip(numeric, centre.tolist(), scale.tolist(), strict=False)
+    return tuple(column._replace(mean=mean, deviation=deviation) for column, mean, deviation in found)
+
+
+def _regressed(fed: Federation, numeric: tuple[Numeric, ...], draw: Draw, *, own: bool) -> tuple[Numeric, ...]:
+    """Slopes of a ridge regression of each column on the others, from sums of products over rows that have both.
+
+    With own, every holder scales its columns by its own mean and deviation.
+    """
+    shared = tuple(
+        torch.tensor(values, dtype=torch.float64)
+        for values in ([column.mean for column in numeric], [column.deviation for column in numeric])
+    )
+    (products, counts), _ = fed.gather(column_products, shared, draw=draw, own=own)
+    here = fed.ask_target(column_products, shared, draw=draw, own=own)
+    covariance = ((products.sum(0) + here[0]) / (counts.sum(0) + here[1]).clamp(min=1.0)).numpy()
+    values, vectors = np.linalg.eigh(covariance)  # pairs of rows differ, so it may have lost its sign
+    covariance = (vectors * values.clip(min=0.0)) @ vectors.T
+    found = []
+    for j, column in enumerate(numeric):
+        others = [i for i in range(len(numeric)) if i != j]
+        inner = covariance[np.ix_(others, others)] + RIDGE * np.eye(len(others))
+        slopes = np.zeros(len(numeric))
+        slopes[others] = np.linalg.solve(inner, covariance[others, j])
+        found.append(column._replace(slopes=tuple(slopes.tolist())))
+    return tuple(found)
 
 
 def in_order(word: str) -> tuple[int, float, str]:
@@ -246,7 +380,7 @@ def _tallies(fed: Federation, columns: int) -> list[dict[str, int]]:
 
 def federation_of(tables: Tables) -> Federation:
     """The clients with their raw rows (train) and their own lists of words (valid), and the target with its."""
-    stack, words = tables.stack, _dictionaries(tables.holders)
+    stack, words = tables.stack, dictionaries(tables.holders)
     clients = Stack(stack.columns, stack.offsets[:-1], stack.counts[:-1])
     lists = Stack(words.columns, words.offsets[:-1], words.counts[:-1])
     last = len(stack) - 1
@@ -254,7 +388,7 @@ def federation_of(tables: Tables) -> Federation:
     return Federation.on(LocalEngine(None, clients, lists, target))
 
 
-def _dictionaries(holders: Iterable[Holder]) -> Stack:
+def dictionaries(holders: Iterable[Holder]) -> Stack:
     """Every holder's own words: the column of each, and its bytes."""
     entries = [[(j, word.encode()) for j, known in enumerate(holder.words) for word in known] for holder in holders]
     width = max((len(word) for one in entries for _, word in one), default=1) or 1
@@ -266,12 +400,18 @@ def _dictionaries(holders: Iterable[Holder]) -> Stack:
 
 
 def transformed(
-    tables: Tables, prepared: Preparation, orders: Callable[[Tensor], list[Tensor]], *, folder: str | None = None
+    tables: Tables,
+    prepared: Preparation,
+    orders: Callable[[Tensor], list[Tensor]],
+    *,
+    folder: str | None = None,
+    by_centre: bool = False,
 ) -> tuple[Tensor, Tensor, list[int], tuple[Holder, ...]]:
     """Everybody's inputs and labels: the clients' rows, then the target's in some orders, and where those begin.
 
     orders makes them of the target's labels. Rows are changed a block at a time. The holders that are returned count
-    the rows that are used: those of a class that the preparation does not know are not.
+    the rows that are used: those of a class that the preparation does not know are not. With by_centre, every client
+    scales its columns of numbers by its own mean and deviation.
     """
     form, stack = tables.form, tables.stack
     inputs = RowBuffer(prepared.shape, "float32", mapped=tables.mapped, folder=folder)
@@ -280,7 +420,7 @@ def transformed(
     used = []
     for k in clients:
         before = inputs.rows
-        for x, y in _model_blocks(tables, prepared, k):
+        for x, y in _model_blocks(tables, own_scaled(tables, prepared, k) if by_centre else prepared, k):
             inputs.append(x)
             labels.append(y)
         used.append(replace(tables.holders[k], rows=inputs.rows - before))
@@ -291,6 +431,13 @@ def transformed(
         inputs.append(own[0][order.numpy()])
         labels.append(own[1][order.numpy()])
     return inputs.tensor(), labels.tensor(), begins, (*used, tables.holders[target])
+
+
+def own_scaled(tables: Tables, prepared: Preparation, k: int) -> Preparation:
+    """The preparation with the means and deviations of one holder's rows (−1: the target's), which do not leave it."""
+    blocks = (Moments.of(batch.columns[0]) for batch in tables.stack.client(k % len(tables.holders)).blocks(ROWS))
+    moments = reduce(Moments.merged, blocks)
+    return prepared._replace(numeric=_rescaled(prepared.numeric, moments.mean, moments.deviation))
 
 
 def _model_blocks(tables: Tables, prepared: Preparation, k: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

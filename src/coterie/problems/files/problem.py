@@ -17,16 +17,19 @@ from coterie.errors import UsageError
 from coterie.federation import Ledger, Rows, Shard, Stack
 from coterie.numerics import Draw
 from coterie.problems.base import Context
-from coterie.problems.files.prepare import Preparation, learnt, transformed
+from coterie.problems.files.faults import Consent, as_note, examined, together
+from coterie.problems.files.findings import Finding
+from coterie.problems.files.prepare import Impute, Preparation, Scaling, learnt, own_scaled, transformed
 from coterie.problems.files.private import learnt_privately
 from coterie.problems.files.tables import MISSING, Holder, Options, expand, notes_on, read
 from coterie.problems.models import MODELS, FlatModel, build
 from coterie.problems.tasks.supervised import LOSSES, RowLoss, Supervised, cross_entropy
 from coterie.problems.weighting import Weighting, weighting
-from coterie.settings import Count, Name, NonNegative
+from coterie.settings import Count, Name, NonNegative, Positive, StatisticsPrivacy
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 ME = "(the target)"
+UNCOMPARED = "under [privacy] no file is compared with yours: other units, codings and copies were not looked for"
 
 
 class Span(NamedTuple):
@@ -60,6 +63,7 @@ class PreparedFiles:
     l2: float
     balance: bool
     notes: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def target_rows(self) -> int:
@@ -150,6 +154,12 @@ def load_files(
     l2: NonNegative = 0.01,
     side: Count | None = None,
     cache: str | None = None,
+    scaling: Scaling = "common",
+    impute: Impute = "mean",
+    keep: list[str] | None = None,
+    units: dict[str, dict[str, Positive]] | None = None,
+    align_labels: bool | dict[str, str] | None = None,
+    repair: bool = False,
     orders: int = 1,
 ) -> PreparedFiles:
     """Read and check the files, learn the preparation, lay out the rows, and make the model."""
@@ -160,10 +170,19 @@ def load_files(
         )
     make, row_loss = network(model), _loss(loss)  # before long files are read
     columns = tuple(categorical or ()), tuple(drop or ()), MISSING | frozenset(missing or ())
-    options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
-    tables = read(*expand(clients, target), options)
     private = context.statistics
-    prepared, spent = learnt(tables) if private is None else learnt_privately(tables, private, context.seed)
+    more = side, cache, tuple(keep or ()), private is not None
+    options = Options(label, None if kind == "auto" else kind, *columns, *more)
+    _check_private(private, scaling, impute)
+    tables = read(*expand(clients, target), options)
+    consent = Consent(units or {}, align_labels, repair, options.keep)
+    tables, compared = examined(tables, consent, private=options.private, cache=cache)
+    if private is None:
+        prepared, spent = learnt(tables, scaling, impute)
+    else:
+        prepared, spent = learnt_privately(tables, private, context.seed)
+        prepared = own_scaled(tables, prepared, -1) if scaling == "own" else prepared
+    prepared = prepared._replace(missing=tuple(missing or ()))
     if balance and not prepared.classes:
         raise UsageError("problem.balance weighs classes, and this label is a number; leave it out.")
     draw = Draw.of(context.seed).phase("files")
@@ -174,7 +193,7 @@ def load_files(
         circles.extend(shuffled(labels, draw.step(i), bool(prepared.classes)) for i in range(orders))
         return [circle.repeat(2) for circle in circles]
 
-    inputs, labels, begins, holders = transformed(tables, prepared, twice, folder=cache)
+    inputs, labels, begins, holders = transformed(tables, prepared, twice, folder=cache, by_centre=scaling == "own")
     if empty := [holder.name for holder in holders if not holder.rows]:
         raise UsageError(
             f"{', '.join(empty)} has no row of a declared class ({', '.join(map(repr, prepared.classes[:8]))}); "
@@ -188,7 +207,7 @@ def load_files(
         context,
         holders,
         prepared,
-        spent,
+        together(compared, spent),
         (inputs, labels),
         begins,
         circles,
@@ -197,8 +216,17 @@ def load_files(
         row_loss,
         l2,
         balance,
-        () if private else tuple(notes_on(tables)),  # notes tell of clients' words
+        (*map(as_note, tables.findings), *([UNCOMPARED] if private else notes_on(tables))),  # those name clients' words
+        tables.findings,
     )
+
+
+def _check_private(private: StatisticsPrivacy | None, scaling: str, impute: str) -> None:
+    if private is not None and (scaling == "robust" or impute != "mean"):
+        raise UsageError(
+            "problem.scaling='robust' and problem.impute='median' or 'regression' need statistics of the clients that "
+            "[privacy] does not cover; use scaling='common' or 'own' and impute='mean'."
+        )
 
 
 def files(
@@ -219,6 +247,12 @@ def files(
     test: Fraction = 0.2,
     side: Count | None = None,
     cache: str | None = None,
+    scaling: Scaling = "common",
+    impute: Impute = "mean",
+    keep: list[str] | None = None,
+    units: dict[str, dict[str, Positive]] | None = None,
+    align_labels: bool | dict[str, str] | None = None,
+    repair: bool = False,
 ) -> Weighting:
     """Tables or pictures of your own: one file per client, found by a pattern, and the target's file.
 
@@ -241,6 +275,12 @@ def files(
         test: share of the target's rows for the test; the rest judges the weights.
         side: pictures are scaled to side × side pixels.
         cache: folder for rows that exceed memory.
+        scaling: numbers by common mean and deviation, by each centre's own, or robustly by medians and quartiles.
+        impute: what stands for a missing number: the mean, the median, or a regression on the other columns.
+        keep: columns of the target's file that are used as they are, whatever they look like.
+        units: by partner's file and column, what the numbers are divided by to have the target's unit.
+        align_labels: whether proposed codings of the label are used, or the coding itself; asks if not set.
+        repair: accept every proposal that a data fault comes with.
 
     Example:
         >>> from pathlib import Path
@@ -272,6 +312,12 @@ def files(
         l2=l2,
         side=side,
         cache=cache,
+        scaling=scaling,
+        impute=impute,
+        keep=keep,
+        units=units,
+        align_labels=align_labels,
+        repair=repair,
     )
     n = data.target_rows
     mine, tested = round(own * n), round(test * n)

@@ -8,7 +8,10 @@ import csv
 import gzip
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile
@@ -21,6 +24,11 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".p
 DELIMITERS = ",;\t|"
 NUL = "\0"
 RATIO, SMALL = 200, 1 << 26  # a gzipped table unpacks to at most 200 times its size, or 64 MiB if that is more
+
+COMMA = re.compile(r"[+-]?(?:\d+(?:,\d*)?|,\d+|\d{1,3}(?:\.\d{3})+,\d+)(?:[eE][+-]?\d+)?")
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+")  # also a number with three decimals: nobody can tell
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?")
+DATE_PARTS = ("year", "month", "weekday")
 
 Values = np.ndarray | list[str | None]
 Block = dict[str, Values]
@@ -73,6 +81,14 @@ def columns_of(path: Path) -> list[str]:
         return list(_npz(path))
     schema = _arrow_schema(path)
     return list(schema.names)
+
+
+def with_semicolons(path: Path) -> bool:
+    """Whether a table is a CSV file with semicolons: those are written where the comma is the decimal sign."""
+    if form_of(path) != "csv":
+        return False
+    with _text(path) as file:
+        return _header(path, file)[1] == ";"
 
 
 def blocks_of(path: Path, numeric: Sequence[str] = ()) -> Iterator[Block]:
@@ -220,18 +236,127 @@ def _columns(
     return block
 
 
-def numbers(values: Values, missing: frozenset[str]) -> tuple[np.ndarray, int | None, str]:
-    """As float64, NaN where missing; and the first place and word that is no finite number, if there is one."""
+def numbers(values: Values, missing: frozenset[str], commas: bool = False) -> tuple[np.ndarray, int | None, str]:
+    """As float64, NaN where missing; and the first place and word that is no finite number, if there is one.
+
+    Numbers with decimal commas are understood where all are written so; 1,234 only if `commas` says that a comma is the
+    decimal sign. A number among `missing` is missing.
+    """
     if isinstance(values, list):
         try:
             array = np.array(values, dtype=np.float64)
         except (ValueError, TypeError):
-            return _one_by_one(values, missing)
+            array, first, word = _one_by_one(with_points(values, missing, commas) or values, missing)
+            return _without(array, missing), first, word
     else:
         array = values
     bad = np.isinf(array)
     first = int(bad.argmax()) if bad.any() else None
-    return array, first, "" if first is None else str(values[first])
+    return _without(array, missing), first, "" if first is None else str(values[first])
+
+
+def _without(array: np.ndarray, missing: frozenset[str]) -> np.ndarray:
+    """NaN for the numbers that stand for a missing value."""
+    codes = _missing_numbers(missing)
+    return array if not codes else np.where(np.isin(array, codes), np.nan, array)
+
+
+@cache
+def _missing_numbers(missing: frozenset[str]) -> tuple[float, ...]:
+    return tuple(value for word in missing if (value := _number(word)) is not None)
+
+
+def _number(word: str) -> float | None:
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return None if np.isnan(value) else value
+
+
+def filled(values: Iterable[str | None], missing: frozenset[str]) -> list[str]:
+    """The words that are not missing, without spaces around them."""
+    return [word for value in values if value is not None and (word := value.strip()) not in missing]
+
+
+def with_points(values: Values, missing: frozenset[str], commas: bool = False) -> list[str | None] | None:
+    """The same numbers with decimal points, if all of them can only be numbers with decimal commas; else None.
+
+    Args:
+        values: the words of a column.
+        missing: words that stand for no value.
+        commas: whether 1,234 is known to be a little more than one, and not a thousand.
+
+    Example:
+        >>> with_points(["1,5", "NA", "1.000,25"], frozenset({"NA"}))
+        ['1.5', 'NA', '1000.25']
+    """
+    if isinstance(values, np.ndarray) or not any(value is not None and "," in value for value in values):
+        return None
+    known = filled(values, missing)
+    odd = [word for word in known if "," in word]
+    if not odd or not all(map(COMMA.fullmatch, known)) or (not commas and all(map(THOUSANDS.fullmatch, odd))):
+        return None
+    return [
+        value if value is None or value.strip() in missing else value.replace(".", "").replace(",", ".")
+        for value in values
+    ]
+
+
+def perhaps_thousands(values: Values, missing: frozenset[str]) -> bool:
+    """Whether a column's words could be numbers, but 1,234 may be a thousand or a little more than one."""
+    if isinstance(values, np.ndarray):
+        return False
+    known = filled(values, missing)
+    odd = [word for word in known if "," in word]
+    return bool(odd) and all(THOUSANDS.fullmatch(word) or _number(word) is not None for word in known)
+
+
+def are_dates(values: Values, missing: frozenset[str]) -> bool:
+    """Whether a column holds ISO dates (2024-05-31, also with a time) and nothing else."""
+    if isinstance(values, np.ndarray):
+        return False
+    known = set(filled(values, missing))
+    return bool(known) and all(_date(word) is not None for word in known)
+
+
+def _date(word: str) -> date | None:
+    try:
+        return date.fromisoformat(word[:10]) if DATE.fullmatch(word) else None
+    except ValueError:
+        return None
+
+
+def date_columns(name: str) -> tuple[str, ...]:
+    """The columns of numbers that a column of dates becomes."""
+    return tuple(f"{name} ({part})" for part in DATE_PARTS)
+
+
+def with_dates(block: Block, dates: Sequence[str], missing: frozenset[str], before: int = 0) -> Block:
+    """The same block with each column of dates as year, month (1–12) and weekday (1–7, Monday first).
+
+    Args:
+        block: columns by name.
+        dates: which of them hold ISO dates.
+        missing: words that stand for no value.
+        before: rows before this block, for errors.
+    """
+    for name in dates:
+        parts: dict[str | None, tuple[float, ...]] = {}
+        values = words(block[name], missing)
+        for row, word in enumerate(values):
+            if word in parts:
+                continue
+            day = None if word is None else _date(word)
+            if word is not None and day is None:
+                raise Unreadable(
+                    f"column {name!r} holds {word!r} in row {before + row + 1:,}, where ISO dates are needed",
+                    "Write 2024-05-31, or leave the column out with problem.drop.",
+                )
+            parts[word] = (np.nan,) * 3 if day is None else (day.year, day.month, day.isoweekday())
+        table = np.array([parts[word] for word in values], dtype=np.float64).reshape(-1, 3)
+        block = {**block, **{column: table[:, i] for i, column in enumerate(date_columns(name))}}
+    return block
 
 
 def _one_by_one(values: list[str | None], missing: frozenset[str]) -> tuple[np.ndarray, int | None, str]:
@@ -252,7 +377,7 @@ def words(values: Values, missing: frozenset[str]) -> list[str | None]:
     """As words, None where missing; 1 and 1.0 are the same word."""
     if isinstance(values, np.ndarray):
         known, place = np.unique(values, return_inverse=True)
-        names = [None if np.isnan(value) else f"{value:.15g}" for value in known.tolist()]
+        names = [None if np.isnan(value) else _plain(f"{value:.15g}", missing) for value in known.tolist()]
         return [names[i] for i in place.tolist()]
     plain = {value: _plain(value, missing) for value in set(values)}
     return [plain[value] for value in values]
@@ -263,9 +388,10 @@ def _plain(word: str | None, missing: frozenset[str]) -> str | None:
     if word is None or word in missing:
         return None
     try:
-        return f"{float(word):.15g}" if word[0] in "+-.0123456789" else word
+        word = f"{float(word):.15g}" if word[0] in "+-.0123456789" else word
     except ValueError:
         return word
+    return None if word in missing else word
 
 
 def _npz(path: Path) -> dict[str, np.ndarray]:

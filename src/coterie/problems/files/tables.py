@@ -3,6 +3,8 @@
 Whatever is wrong with any file is found here, before anything is trained, and reported together.
 """
 
+import filecmp
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from glob import glob
@@ -17,8 +19,8 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Stack
 from coterie.problems.files import reading
-from coterie.problems.files.findings import Findings
-from coterie.problems.files.reading import CSV, Block, Unreadable, numbers, words
+from coterie.problems.files.findings import Finding, Findings
+from coterie.problems.files.reading import CSV, Block, Unreadable, Values, date_columns, numbers, words
 from coterie.problems.files.store import RowBuffer
 
 Kind = Literal["classification", "regression"]
@@ -29,6 +31,10 @@ SAMPLE = 5  # blocks of the target's file that say what its columns are
 CLASSES = 20  # a label of whole numbers with at most so many different ones is taken for classes
 SAME_COLUMNS = "All files need the same columns; leave columns out everywhere with problem.drop=['name']."
 WORDS = 200  # more categories in one column than this are an identifier
+UNIQUE = 0.9  # of the words of the target's file different from each other: an identifier
+UNIQUE_THERE = 0.95  # the same for a partner's file
+FEWEST_THERE = 30  # rows of a partner's file for that
+ID_NAME = re.compile(r"(?:.*[_\s.-])?(?:id|uuid|guid|index)|unnamed: ?\d+", re.IGNORECASE)
 
 
 class Form(NamedTuple):
@@ -40,11 +46,17 @@ class Form(NamedTuple):
     worded: tuple[str, ...]
     image: tuple[int, ...] | None = None
     unit: float = 1.0
+    dates: tuple[str, ...] = ()
 
     @property
     def features(self) -> tuple[str, ...]:
-        """All inputs."""
-        return (*self.numeric, *self.worded)
+        """All columns that files must have as inputs: dates as they stand there."""
+        made = {name for column in self.dates for name in date_columns(column)}
+        return (*(name for name in self.numeric if name not in made), *self.dates, *self.worded)
+
+    def numbers(self) -> tuple[str, ...]:
+        """The columns of numbers, the label last where it is one."""
+        return (*self.numeric, self.label) if self.kind == "regression" else self.numeric
 
     def codes(self) -> tuple[str, ...]:
         """The columns of words, the label last where it is a class."""
@@ -61,23 +73,31 @@ class Options(NamedTuple):
     missing: frozenset[str] = MISSING
     side: int | None = None
     cache: str | None = None
+    keep: tuple[str, ...] = ()
+    private: bool = False
 
 
 @dataclass
 class Holder:
-    """One holder's file while it is read: its rows so far, and the words of each column of words with their codes."""
+    """One holder's file while it is read: its rows so far, and the words of each column of words with their codes.
+
+    `commas` are its columns that are written with decimal commas; those of a file with semicolons are known for sure.
+    """
 
     name: str
     path: Path
     rows: int = 0
     words: list[dict[str, int]] = field(default_factory=list)
+    commas: dict[str, None] = field(default_factory=dict)
+    semicolons: bool = False
 
 
 class Tables(NamedTuple):
     """All holders' rows, clients first, the target last.
 
     numbers [N, p] (NaN where missing; the label last in regression), codes [N, q] of each holder's own words (−1 where
-    missing; the label last in classification), pictures [N, c, h, w] if there are some.
+    missing; the label last in classification), pictures [N, c, h, w] if there are some. `findings` are faults that were
+    dealt with.
     """
 
     form: Form
@@ -86,6 +106,7 @@ class Tables(NamedTuple):
     codes: Tensor
     pictures: Tensor | None
     mapped: bool
+    findings: tuple[Finding, ...] = ()
 
     @property
     def stack(self) -> Stack:
@@ -115,10 +136,12 @@ def _holds_tables(folder: Path) -> bool:
 
 def read(partners: Sequence[Path], goal: Path, options: Options) -> Tables:
     """Everybody's rows, or all that is wrong with the files."""
-    findings = Findings()
+    findings, treated = Findings(), Findings()
+    partners = _without_copies(partners, goal, options, treated)
     paths = (*partners, goal)
     named = names_of(paths)
-    form = _form(goal, named[-1], options, findings)
+    form, ids = _form(goal, named[-1], options, findings, treated)
+    options = options._replace(drop=(*options.drop, *ids))
     if form is None:
         _glance(partners, named, options, findings)
         findings.settle(len(paths))
@@ -132,9 +155,27 @@ def read(partners: Sequence[Path], goal: Path, options: Options) -> Tables:
             sinks.read(holder, findings)
     for holder, fine in zip(holders, usable, strict=True):
         if fine and not any(finding.file == holder.name for finding in findings.found):
-            _check_rows(holder, form, findings, is_target=holder is holders[-1])
+            _check_rows(holder, form, findings, options, is_target=holder is holders[-1])
     findings.settle(len(paths))
-    return Tables(form, tuple(holders), *sinks.tensors(), mapped)
+    for holder in holders[-1:] if options.private else holders:
+        if holder.commas:
+            treated.add(holder.name, f"decimal commas in {_named('column', list(holder.commas))}: read as numbers")
+    return Tables(form, tuple(holders), *sinks.tensors(), mapped, tuple(treated.found))
+
+
+def _without_copies(partners: Sequence[Path], goal: Path, options: Options, treated: Findings) -> Sequence[Path]:
+    """The partners' files without copies of the target's own: nothing can be learned from those."""
+    if options.private:
+        return partners
+    copies = [path for path in partners if path.is_file() and goal.is_file() and filecmp.cmp(path, goal, shallow=False)]
+    if len(copies) == len(partners):
+        raise UsageError(
+            f"every file of problem.clients is a copy of {goal.name}; there is nobody to learn from. "
+            "Name the partners' own files."
+        )
+    for path in copies:
+        treated.add(path.name, f"a copy of {goal.name}: left out", "Ask the partner for rows of its own.")
+    return [path for path in partners if path not in copies]
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -155,39 +196,96 @@ def _size(path: Path) -> int:
     return path.stat().st_size * (4 if path.suffix == ".gz" else 1)
 
 
-def _form(goal: Path, name: str, options: Options, findings: Findings) -> Form | None:
-    """What the target's own file says; None, with findings, where it cannot be read."""
+def _form(
+    goal: Path, name: str, options: Options, findings: Findings, treated: Findings
+) -> tuple[Form | None, list[str]]:
+    """What the target's own file says, and its columns that only name rows; None, with findings, if it is unusable."""
     try:
         if reading.form_of(goal) == "images":
-            return Form("folder", "classification", (), (), reading.image_shape(goal, options.side), 255.0)
+            return Form("folder", "classification", (), (), reading.image_shape(goal, options.side), 255.0), []
         columns = reading.columns_of(goal)
         if options.label not in columns:
             findings.add(
                 name, f"there is no column {options.label!r} to predict; {_listed(columns)}", "Set problem.label."
             )
-            return None
-        unknown = [c for c in (*options.categorical, *options.drop) if c not in columns]
+            return None, []
+        unknown = [c for c in (*options.categorical, *options.drop, *options.keep) if c not in columns]
         if unknown:
             strange = ", ".join(map(repr, unknown))
-            findings.add(name, f"problem.categorical or problem.drop name {strange}, which is no column of it")
-            return None
-        table = _sample(goal)
+            findings.add(name, f"problem.categorical, drop or keep name {strange}, which is no column of it")
+            return None, []
+        table, commas = _sample(goal), reading.with_semicolons(goal)
     except Unreadable as error:
         findings.add(name, str(error), error.remedy)
-        return None
+        return None, []
     pictures = [c for c, values in table.items() if isinstance(values, np.ndarray) and values.ndim > 1]
-    kind = options.kind or _kind_of(table[options.label], options.missing)
+    kind = options.kind or _kind_of(table[options.label], options.missing, commas)
     if pictures:
         array = table[pictures[0]]
         assert isinstance(array, np.ndarray)
         shape = array.shape[1:] if array.ndim == 4 else (1, *array.shape[1:])
-        return Form(options.label, kind, (), (), tuple(shape), 255.0 if array.dtype == np.uint8 else 1.0)
+        return Form(options.label, kind, (), (), tuple(shape), 255.0 if array.dtype == np.uint8 else 1.0), []
     inputs = [c for c in columns if c != options.label and c not in options.drop]
     if not inputs:
         findings.add(name, "there is no column beside the label to predict from")
-        return None
-    worded = tuple(c for c in inputs if c in options.categorical or numbers(table[c], options.missing)[1] is not None)
-    return Form(options.label, kind, tuple(c for c in inputs if c not in worded), worded)
+        return None, []
+    if commas:
+        table = {c: reading.with_points(values, options.missing, commas) or values for c, values in table.items()}
+    return _typed({c: table[c] for c in inputs}, kind, name, options, findings, treated)
+
+
+def _typed(
+    table: Block, kind: Kind, name: str, options: Options, findings: Findings, treated: Findings
+) -> tuple[Form | None, list[str]]:
+    """Which columns of a table are numbers, words, dates and identifiers."""
+    missing, kept = options.missing, {*options.categorical, *options.keep}
+    worded = [c for c in table if c in options.categorical or numbers(table[c], missing)[1] is not None]
+    doubtful = [c for c in worded if c not in kept and reading.perhaps_thousands(table[c], missing)]
+    for column in doubtful:
+        findings.add(
+            name,
+            f"column {column!r} holds numbers with commas that may stand for thousands or for decimals",
+            f"Write 1234 or 1.234, or name words in problem.categorical=['{column}'].",
+        )
+    dates = [c for c in worded if c not in kept and reading.are_dates(table[c], missing)]
+    ids = [c for c in table if c not in kept and c not in dates and _identifies(c, table[c], c in worded, missing)]
+    numeric = [c for c in table if c not in worded and c not in ids]
+    numeric += [part for c in dates for part in date_columns(c)]
+    worded = [c for c in worded if c not in dates and c not in ids]
+    if not numeric and not worded:
+        findings.add(
+            name,
+            f"{_named('column', ids)} only number{'s' if len(ids) == 1 else ''} the rows; nothing else can predict",
+            f"Give a column that describes the rows, or set problem.keep={ids}.",
+        )
+    if doubtful or not (numeric or worded):
+        return None, []
+    if ids:
+        treated.add(
+            name,
+            f"{_named('column', ids)} different in (almost) every row, taken for identifiers: left out everywhere",
+            f"problem.keep={ids} uses {'it' if len(ids) == 1 else 'them'} all the same.",
+        )
+    if dates:
+        treated.add(
+            name,
+            f"ISO dates in {_named('column', dates)}: year, month and weekday are the inputs",
+            f"problem.drop={dates} leaves dates out.",
+        )
+    return Form(options.label, kind, tuple(numeric), tuple(worded), dates=tuple(dates)), ids
+
+
+def _identifies(column: str, values: Values, is_worded: bool, missing: frozenset[str]) -> bool:
+    """Near-unique words; whole numbers that never repeat and only grow (or fall), or are called an id."""
+    if is_worded:
+        known = [word for word in words(values, missing) if word is not None]
+        return len(known) >= FEWEST and len(set(known)) >= UNIQUE * len(known)
+    array = numbers(values, missing)[0]
+    array = array[~np.isnan(array)]
+    if len(array) < FEWEST or len(np.unique(array)) < len(array) or (array != array.round()).any():
+        return False
+    steps = np.diff(array)
+    return bool((steps > 0).all() or (steps < 0).all() or ID_NAME.fullmatch(column) is not None)
 
 
 def _sample(path: Path) -> Block:
@@ -206,9 +304,9 @@ def _joined(parts: list[np.ndarray | list[str | None]]) -> np.ndarray | list[str
     return [value for part in parts for value in (words(part, MISSING) if isinstance(part, np.ndarray) else part)]
 
 
-def _kind_of(label: np.ndarray | list[str | None], missing: frozenset[str]) -> Kind:
+def _kind_of(label: np.ndarray | list[str | None], missing: frozenset[str], commas: bool) -> Kind:
     """Words, and few different whole numbers, are classes."""
-    values, bad, _ = numbers(label, missing)
+    values, bad, _ = numbers(label, missing, commas)
     if bad is not None:
         return "classification"
     known = np.unique(values[~np.isnan(values)])
@@ -265,8 +363,7 @@ class _Sinks:
 
     def __init__(self, form: Form, mapped: bool, options: Options) -> None:
         self.form, self.options = form, options
-        regression = form.kind == "regression"
-        self.numeric = (*form.numeric, form.label) if regression else form.numeric
+        self.numeric = form.numbers()
         place = {"mapped": mapped, "folder": options.cache}
         self.numbers = RowBuffer((len(self.numeric),), "float64", **place)  # type: ignore[arg-type]
         self.codes = RowBuffer((len(form.codes()),), "int32", **place)  # type: ignore[arg-type]
@@ -284,6 +381,7 @@ class _Sinks:
         holder.words = [{} for _ in self.form.codes()]
         faults: dict[str, tuple[int, str, int]] = {}
         try:
+            holder.semicolons = reading.with_semicolons(holder.path)
             for block in self._blocks(holder.path):
                 self._append(holder, block, faults)
         except Unreadable as error:
@@ -294,7 +392,10 @@ class _Sinks:
     def _blocks(self, path: Path) -> Iterator[Block]:
         form = self.form
         if form.image is None:
-            yield from reading.blocks_of(path, self.numeric)
+            before = 0
+            for block in reading.blocks_of(path, self.numeric):
+                yield reading.with_dates(block, form.dates, self.options.missing, before)
+                before += len(block[form.label])
         elif form.label == "folder":
             for pictures, labels in reading.image_blocks(path, self.options.side):
                 yield {"pictures": pictures, "folder": list(labels)}
@@ -310,9 +411,11 @@ class _Sinks:
         rows = len(block[form.label])
         table = np.empty((rows, len(self.numeric)))
         for j, column in enumerate(self.numeric):
-            values, bad, word = numbers(block[column], self.options.missing)
+            values, bad, word = numbers(block[column], self.options.missing, holder.semicolons)
             if bad is not None:
                 faults.setdefault(column, (holder.rows + bad + 1, word, 0))
+            elif reading.with_points(block[column], self.options.missing, holder.semicolons) is not None:
+                holder.commas[column] = None
             table[:, j] = values
             if column == form.label and bad is None and np.isnan(values).any():
                 _missing(faults, form.label, np.isnan(values), holder.rows)
@@ -361,7 +464,7 @@ def _fault(column: str, row: int, word: str, count: int, form: Form) -> tuple[st
     )
 
 
-def _check_rows(holder: Holder, form: Form, findings: Findings, *, is_target: bool) -> None:
+def _check_rows(holder: Holder, form: Form, findings: Findings, options: Options, *, is_target: bool) -> None:
     """What can only be said when all rows of a file are known."""
     if holder.rows == 0:
         findings.add(holder.name, "the table has column names but no rows", "Leave the file out, or give it rows.")
@@ -387,6 +490,18 @@ def _check_rows(holder: Holder, form: Form, findings: Findings, *, is_target: bo
                 f"column {column!r} has {len(known):,} different words, more than {WORDS}: an identifier?",
                 f"Leave it out with problem.drop=['{column}'].",
             )
+        elif _names_rows(holder, column, len(known), options) and not is_target:
+            findings.add(
+                holder.name,
+                f"column {column!r} has {len(known):,} different words in {holder.rows:,} rows: an identifier?",
+                f"Leave it out with problem.drop=['{column}'], or use it all the same with problem.keep=['{column}'].",
+            )
+
+
+def _names_rows(holder: Holder, column: str, different: int, options: Options) -> bool:
+    if options.private or column in options.keep or column in options.categorical:
+        return False
+    return holder.rows >= FEWEST_THERE and different >= UNIQUE_THERE * holder.rows
 
 
 def notes_on(tables: Tables) -> list[str]:
