@@ -171,8 +171,8 @@ def load_files(
     make, row_loss = network(model), _loss(loss)  # before long files are read
     columns = tuple(categorical or ()), tuple(drop or ()), MISSING | frozenset(missing or ())
     private = context.statistics
-    more = side, cache, tuple(keep or ()), private is not None
-    options = Options(label, None if kind == "auto" else kind, *columns, *more)
+    options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
+    options = options._replace(keep=tuple(keep or ()), private=private is not None)
     _check_private(private, scaling, impute)
     tables = read(*expand(clients, target), options)
     consent = Consent(units or {}, align_labels, repair, options.keep)
