@@ -1,5 +1,6 @@
-"""examples/coterie-soba, installed by pip as a separate package: run, compared, killed, resumed, reported, on Ray."""
+"""examples/coterie-soba as a separate package: run, compared, killed, resumed, reported, on Ray and on Flower."""
 
+import json
 import os
 import shutil
 import signal
@@ -93,3 +94,16 @@ def test_it_runs_on_ray_with_the_bits_of_the_local_engine(site: Path, tmp_path: 
     command(site, tmp_path, *RUN, *small, "--engine", "ray", "--set", "engine.workers=2", "--out", "ray")
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("here", "ray"))
     assert one == two
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+@pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: pip install 'coterie[flower]'")
+def test_its_file_alone_runs_on_flower(tmp_path: Path) -> None:
+    """Not installed: every node imports the file, because the command that started the nodes has admitted it."""
+    shutil.copy(PACKAGE / "coterie_soba.py", tmp_path / "mine.py")
+    small = ("--problem", "nested-quadratic", "--set", "problem.clients=2", "--rounds", 2, "--engine", "flower")
+    patient = ("--set", "federation.timeout=300", "--set", "federation.patience=500")
+    command(tmp_path / "nothing", tmp_path, "run", "--method", "mine.py:soba", *small, *patient, "--out", "flower")
+    summary = json.loads((tmp_path / "flower" / "summary.json").read_text())
+    assert (summary["method"], summary["rounds"], summary.get("events")) == ("soba", 2, None)
