@@ -7,7 +7,6 @@ import pytest
 
 from coterie.problems.catalogue.registry import PROBLEMS, ProblemEntry
 
-
 NEED_DATA = ("heart-disease", "femnist", "shakespeare")  # their examples are commands, for files that are not here
 
 
