@@ -19,6 +19,7 @@ from coterie.federation import Federation
 from coterie.federation.remote import PERMISSIVE, InProcess, RemoteEngine, Store, node_for
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
+from coterie.problems.base import View
 from coterie.problems.models import FlatModel
 from coterie.problems.models.masks import Masks
 
@@ -62,15 +63,18 @@ def test_masks_are_the_same_however_clients_are_computed(batch: Any) -> None:
     assert not torch.allclose(found[0], without, rtol=1e-3)
 
 
-def test_nodes_draw_the_same_masks() -> None:
-    made = problem(dropping())
+def at_home_and_away(made: coterie.Weighting) -> tuple[Federation, Federation]:
     local = Federation.on(coterie.federation.LocalEngine(made.task, made.train, None, made.target, mode="sequential"))
     nodes = {f"n{k}": node_for(made, (k,), store=Store(None), policy=PERMISSIVE) for k in range(3)}
     engine = RemoteEngine(InProcess(nodes), made.task, made.train, None, run="r", target=made.target)
     engine.connect()
-    away = Federation.on(engine, book=engine.book)
+    return local, Federation.on(engine, book=engine.book)
+
+
+def test_nodes_draw_the_same_masks() -> None:
+    made = problem(dropping())
     settings = {"draw": Draw.of(3).round(1).phase("steps"), "step": 0.1, "steps": 2, "batch": 3}
-    here, there = (fed.gather(local_sgd, made.start, **settings).rows for fed in (local, away))
+    here, there = (fed.gather(local_sgd, made.start, **settings).rows for fed in at_home_and_away(made))
     assert torch.equal(here, there)
 
 
@@ -331,6 +335,14 @@ def test_statistics_follow_the_learned_weights_and_personal_models_their_own_row
     for model, (x, _) in zip(own.models, shards, strict=True):
         torch.testing.assert_close(model[1].running_mean, x.flatten(1).mean(0))
         torch.testing.assert_close(model[1].running_var, x.flatten(1).var(0, unbiased=False))
+
+
+def test_nodes_tell_the_same_statistics() -> None:
+    made = problem(normed(), [images(n, k) for k, n in enumerate(SIZES)], images(6, 1))
+    views = [made.finished(fed, View(made.start)) for fed in at_home_and_away(made)]
+    assert len(views[0].buffers) == 6
+    for name, value in views[0].buffers.items():
+        assert torch.equal(value, views[1].buffers[name])
 
 
 class Tied(nn.Module):

@@ -58,7 +58,7 @@ class Names:
     the settings of another work name.
     """
 
-    works: frozenset[str] = frozenset({"coterie.methods.*"})
+    works: frozenset[str] = frozenset({"coterie.methods.*", "coterie.problems.models.statistics"})
     records: frozenset[str] = field(
         default=frozenset({"coterie.methods.*", "coterie.numerics.*", "coterie.federation.remote.messages"})
     )
