@@ -60,6 +60,7 @@ def test_accelerated_reaches_the_optimum_at_the_promised_rate() -> None:
     assert (weights[-1] - problem.exact.weights).norm() < 0.05
 
 
+@pytest.mark.slow
 def test_algorithm_three_reaches_a_stationary_point_of_a_non_convex_objective() -> None:
     problem, fed = setting(curvature=2.0, seed=2)
     settings = {**INNER, "step": 0.3, "system_step": 0.3, "steps": 30}

@@ -439,6 +439,7 @@ def test_many_clients_in_chunks_are_the_same() -> None:
     assert torch.equal(whole.view.model, chunks.view.model)
 
 
+@pytest.mark.slow
 def test_it_finds_the_groups_of_digits_and_beats_one_model_for_all_and_everyone_alone() -> None:
     """Setting 4, half the rounds of the benchmark (docs/collaborate.md)."""
     settings = {"problem__setting": 4, "problem__everyone": True, "run__record": 40}

@@ -308,6 +308,7 @@ def test_the_server_step_is_what_makes_a_small_sketch_learn():
 
 
 @pytest.mark.parametrize("partition", ["iid", "classes"])
+@pytest.mark.slow
 def test_at_high_compression_fedsep_beats_the_count_sketch_and_fresh_sketches_beat_both(partition):
     """Figure 2 in small: 50 numbers a round for 4810 parameters, each way."""
     fixed, fresh = accuracy(fedsep(size=50), partition), accuracy(fedsep_redraw(size=50), partition)
@@ -320,6 +321,7 @@ def test_little_is_lost_at_low_compression():
     assert accuracy(fedsep(size=1000)) > accuracy(uncompressed()) - 0.02
 
 
+@pytest.mark.slow
 def test_the_fast_sketches_learn_what_the_dense_one_learns():
     dense, *fast = (accuracy(fedsep(size=200, sketch=kind, decode_steps=4, encode_steps=4)) for kind in SKETCHES)
     assert dense > 0.85

@@ -130,6 +130,7 @@ def test_the_meta_gradient_is_that_of_the_composition() -> None:
     torch.testing.assert_close(found, grad(objective)(x), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_on_shards_global_hypergradients_and_corrected_walks_win() -> None:
     """Figure 2a and 2b in small: FedNest above FedNest_SGD above LFedNest."""
     common: dict[str, Any] = {"clients": 20, "partition": "shards", "hidden": 50}
@@ -139,6 +140,7 @@ def test_on_shards_global_hypergradients_and_corrected_walks_win() -> None:
     assert scores["fednest"] > scores["fednest-sgd"] > scores["lfednest"]
 
 
+@pytest.mark.slow
 def test_a_tuned_loss_beats_the_untuned_one() -> None:
     """Figure 3a in small: class-balanced accuracy with and without outer steps."""
     common: dict[str, Any] = {"clients": 5, "hidden": [30]}

@@ -70,7 +70,14 @@ def test_bad_sizes_are_refused():
         noisy_clients(Context(0), test=2000)
 
 
-@pytest.mark.parametrize(("method", "rounds"), [("primal-dual", 160), ("sustain", 100), ("rfho", 100)])
+@pytest.mark.parametrize(
+    ("method", "rounds"),
+    [
+        ("primal-dual", 160),
+        pytest.param("sustain", 100, marks=pytest.mark.slow),
+        pytest.param("rfho", 100, marks=pytest.mark.slow),
+    ],
+)
 def test_weight_learners_find_the_clean_clients_though_half_are_absent(method, rounds):
     flags = {"run.method": method, "run.problem": "noisy-clients", "run.rounds": rounds, "run.record": rounds}
     result = run_rounds(assemble(load(sets={"problem.active": 0.5, "run.baselines": []}, flags=flags)), None)

@@ -179,9 +179,9 @@ def an_interrupted_run_goes_on_bit_by_bit(trial: Trial, folder: Path) -> None:
     whole.mkdir()
     broken.mkdir()
     settings: dict[str, Any] = {"active": 0.7, "dtype": trial.dtypes[0]}
-    one = run_rounds(trial.parts(rounds=6, **settings), whole)
-    run_rounds(trial.parts(rounds=3, **settings), broken)
-    two = run_rounds(trial.parts(rounds=6, **settings), broken, resume=True)
+    one = run_rounds(trial.parts(rounds=4, **settings), whole)
+    run_rounds(trial.parts(rounds=2, **settings), broken)
+    two = run_rounds(trial.parts(rounds=4, **settings), broken, resume=True)
     assert_same(one.state, two.state)
     for name in ("weights.csv", "model.safetensors", "ledger.json"):
         require((whole / name).read_bytes() == (broken / name).read_bytes(), f"{name} of the resumed run differs")
@@ -202,7 +202,7 @@ def chunks_do_not_change_a_bit(trial: Trial, mode: str) -> None:
     """How many clients run at once does not matter, not in the last bit."""
     settings: dict[str, Any] = {"rounds": 2 if mode == "vmap" else 1, "dtype": trial.dtypes[0], "mode": mode}
     whole = run_rounds(trial.parts(**settings, chunk=1000), None)
-    for chunk in (1, 2, 3) if mode == "vmap" else (2,):
+    for chunk in (1, 3) if mode == "vmap" else (2,):
         part = run_rounds(trial.parts(**settings, chunk=chunk), None)
         assert_same(whole.state, part.state)
         require(whole.ledger.as_dict() == part.ledger.as_dict(), "chunks are billed differently")
