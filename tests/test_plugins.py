@@ -117,9 +117,9 @@ def test_a_file_is_run_resumed_with_consent_and_told_if_it_changed(coterie: Comm
 
 
 def test_code_that_is_typed_is_admitted_for_one_command_also_as_a_network(coterie: Command, tmp_path: Path) -> None:
-    text = "u,v,y\n" + "".join(f"{i % 7},{i % 5},{'ab'[i % 2]}\n" for i in range(20))
-    for name in ("a.csv", "b.csv", "own.csv"):
-        (tmp_path / name).write_text(text)
+    for first, name in enumerate(("a.csv", "b.csv", "own.csv")):
+        lines = (f"{i % 7 + first / 10},{i % 5 + first / 10},{'ab'[i % 2]}\n" for i in range(20))
+        (tmp_path / name).write_text("u,v,y\n" + "".join(lines))
     (tmp_path / "nets.py").write_text("from torch import nn\ndef net(shape, n):\n    return nn.Linear(shape[0], n)\n")
     words = {"clients": "?.csv", "target": "own.csv", "label": "y", "model": "nets.py:net"}
     sets = [word for key, value in words.items() for word in ("--set", f"problem.{key}={value}")]
