@@ -266,7 +266,7 @@ def some_clients_are_enough(trial: Trial, participation: Mapping[str, Any]) -> N
 
 def weights_stay_on_the_simplex(trial: Trial, dtype: Dtype) -> Result:
     """Client weights, where the method has some, are probabilities in every round."""
-    result = run_rounds(trial.parts(rounds=6, dtype=dtype), None)
+    result = run_rounds(trial.parts(rounds=4, dtype=dtype), None)
     require(result.summary["outcome"] == "finished", f"{result.summary['outcome']}: {result.summary['message']}")
     if result.view.weights is not None:
         require([round for round, _ in result.weights] == list(range(5)), "not every round has weights")
