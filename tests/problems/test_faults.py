@@ -395,6 +395,10 @@ def test_under_privacy_no_file_is_compared(here: Path) -> None:
     spoil(here / "mine.csv", lambda i, row: ["99999999" if i < 3 else row[0], *row[1:]])
     with pytest.raises(BadFiles, match=r"mine\.csv  column 'weight' holds 99999999 in 3 rows"):
         loaded(here, context)
+    spoil(here / "sites" / "north.csv", lambda i, row: [*row[:3], "True" if row[3] == "1" else "False"])
+    repaired = loaded(here, context, repair=True)
+    assert {finding.file for finding in repaired.findings} == {"mine.csv"}
+    assert [holder.rows for holder in repaired.holders] == [80, 80, 60, 60], "the coding was aligned at the client"
 
 
 def test_models_stored_before_still_predict(tmp_path: Path) -> None:

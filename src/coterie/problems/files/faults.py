@@ -77,7 +77,8 @@ def examined(tables: Tables, consent: Consent, *, private: bool, cache: str | No
         _extremes(tables, consent, doubts, treated, private=private)
     if private or tables.form.image is not None:
         doubts.settle(len(tables.holders))
-        return tables._replace(findings=(*tables.findings, *(() if private else treated.found))), Ledger()
+        known = [found for found in treated.found if not private or found.file == tables.holders[-1].name]
+        return tables._replace(findings=(*tables.findings, *known)), Ledger()
     fed = federation_of(tables)
     if tables.numbers.shape[1]:
         each, _ = fed.gather(column_quantiles, draw=Draw.of(0))
