@@ -229,7 +229,7 @@ def test_from_files_to_a_page_a_model_and_predictions(coterie: Command, advice: 
     assert "http://" not in text
     assert "https://" not in text
     assert set(advice["strategies"]) == {"learned", "alone", "average"}
-    assert advice["cost"]["training"]["rounds"] == 3 + 3  # three rounds, three exchanges for the scaling
+    assert advice["cost"]["training"]["rounds"] == 3 + 3 + 2  # rounds, scaling, comparisons of files
     assert advice["contributions"]["trainings"] == 4
 
     done = coterie("predict", folder / "model", "ex/mine.csv")

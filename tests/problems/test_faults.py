@@ -267,7 +267,7 @@ def test_codes_for_no_value_and_impossible_numbers(here: Path, cell: str, rows: 
 
 def test_zeros_where_none_can_be_are_reported(here: Path) -> None:
     for path in [*(here / "sites").glob("*.csv"), here / "mine.csv"]:
-        gone = 30 if path.name == "south.csv" else 0
+        gone = {"south.csv": 30, "north.csv": 80}.get(path.name, 0)
         spoil(
             path,
             lambda i, row, gone=gone: [*row[:3], 0 if i < gone else 200 + i, row[3]],
@@ -278,7 +278,8 @@ def test_zeros_where_none_can_be_are_reported(here: Path) -> None:
         write(path, [*rows[1:], rows[0]], [*HEADER[:3], "chol", "label"])
     data = loaded(here)
     assert [(f.file, f.what) for f in data.findings] == [
-        ("south.csv", "column 'chol' is 0 in 30 of 80 rows: a code for no value?")
+        ("north.csv", "column 'chol' is 0 in 80 of 80 rows: a code for no value?"),
+        ("south.csv", "column 'chol' is 0 in 30 of 80 rows: a code for no value?"),
     ]
     repaired = loaded(here, repair=True)
     zeros = inputs_of(data, "south.csv")[:, 2] == inputs_of(data, "south.csv")[:, 2].min()
@@ -394,6 +395,10 @@ def test_under_privacy_no_file_is_compared(here: Path) -> None:
     spoil(here / "mine.csv", lambda i, row: ["99999999" if i < 3 else row[0], *row[1:]])
     with pytest.raises(BadFiles, match=r"mine\.csv  column 'weight' holds 99999999 in 3 rows"):
         loaded(here, context)
+    spoil(here / "sites" / "north.csv", lambda i, row: [*row[:3], "True" if row[3] == "1" else "False"])
+    repaired = loaded(here, context, repair=True)
+    assert {finding.file for finding in repaired.findings} == {"mine.csv"}
+    assert [holder.rows for holder in repaired.holders] == [80, 80, 60, 60], "the coding was aligned at the client"
 
 
 def test_models_stored_before_still_predict(tmp_path: Path) -> None:

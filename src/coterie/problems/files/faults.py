@@ -77,7 +77,8 @@ def examined(tables: Tables, consent: Consent, *, private: bool, cache: str | No
         _extremes(tables, consent, doubts, treated, private=private)
     if private or tables.form.image is not None:
         doubts.settle(len(tables.holders))
-        return tables._replace(findings=(*tables.findings, *(() if private else treated.found))), Ledger()
+        known = [found for found in treated.found if not private or found.file == tables.holders[-1].name]
+        return tables._replace(findings=(*tables.findings, *known)), Ledger()
     fed = federation_of(tables)
     if tables.numbers.shape[1]:
         each, _ = fed.gather(column_quantiles, draw=Draw.of(0))
@@ -364,11 +365,13 @@ def _units(
 def _zeros(tables: Tables, each: list[Quantiles], consent: Consent, treated: Findings) -> None:
     """Zeros where the target's quartiles leave no place for them: reported, and missing only with consent."""
     mine = each[-1]
-    impossible = (mine.low - ZERO * (mine.high - mine.low) > 0) & (mine.nonzero >= FEWEST)
+    bound = mine.low - ZERO * (mine.high - mine.low)
+    impossible = (bound > 0) & (mine.nonzero >= FEWEST) & (mine.least > bound)
     for k, (holder, found) in enumerate(zip(tables.holders, each, strict=True)):
+        alone = impossible & ((found.least > bound) | (found.nonzero == 0))
         for j, column in enumerate(tables.form.numbers()):
             zeros = int(found.zeros[j])
-            if not zeros or not impossible[j] or column in (*consent.keep, tables.form.label):
+            if not zeros or not alone[j] or column in (*consent.keep, tables.form.label):
                 continue
             what = (
                 f"column {column!r} is 0 in {zeros:,} of {zeros + int(found.nonzero[j]):,} rows: a code for no value?"

@@ -75,11 +75,13 @@ def column_moments(shard: Shard, shared: Tree, private: Tree, static: Static, dr
 class Quantiles(NamedTuple):
     """By column: how many zeros and other numbers, quantiles of log₁₀ of the others' magnitudes, the three quartiles.
 
-    zeros [p], nonzero [p], logs [p, 4] at 25, 50, 75 and 90 %, and low, middle, high [p] of all numbers.
+    zeros [p], nonzero [p], least [p] of the others' magnitudes, logs [p, 4] at 25, 50, 75 and 90 %, and low, middle,
+    high [p] of all numbers.
     """
 
     zeros: Tensor
     nonzero: Tensor
+    least: Tensor
     logs: Tensor
     low: Tensor
     middle: Tensor
@@ -93,16 +95,17 @@ def column_quantiles(shard: Shard, shared: Tree, private: Tree, static: Static, 
     rows = shard.train.capacity
     sample = shard.train.take(torch.arange(0, rows, max(1, rows // SAMPLED))).columns[0].numpy()
     p = sample.shape[1]
-    counts, logs, quartiles = np.zeros((2, p)), np.zeros((p, 4)), np.zeros((p, 3))
+    counts, least, logs, quartiles = np.zeros((2, p)), np.zeros(p), np.zeros((p, 4)), np.zeros((p, 3))
     for j, column in enumerate(sample.T):
         known = column[~np.isnan(column)]
         magnitudes = np.abs(known[known != 0.0])
         counts[:, j] = len(known) - len(magnitudes), len(magnitudes)
         if len(magnitudes):
+            least[j] = magnitudes.min()
             logs[j] = np.quantile(np.log10(magnitudes), (0.25, 0.5, 0.75, 0.9))
         if len(known):
             quartiles[j] = np.quantile(known, (0.25, 0.5, 0.75))
-    return tuple(map(torch.from_numpy, (*counts, logs, *quartiles.T.copy())))
+    return tuple(map(torch.from_numpy, (*counts, least, logs, *quartiles.T.copy())))
 
 
 @work("files/column-products", update=None, mode="sequential")
