@@ -291,10 +291,10 @@ def _keep(path: Path) -> None:
     """The keeper's side: wait for the end of the process that started this one, then end what it has left."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    owner = _read(path).owner
-    while os.getppid() == owner.pid and not select.select([sys.stdin], [], [], POLL)[0]:
-        continue
-    if path.exists():
+    with suppress(FileNotFoundError):  # without its record a deployment is over, perhaps before this process began
+        owner = _read(path).owner
+        while os.getppid() == owner.pid and not select.select([sys.stdin], [], [], POLL)[0]:
+            continue
         _read(path).end()
 
 
