@@ -65,9 +65,9 @@ def model_folder(folder: Path, **changes: Any) -> Path:
 
 def write_tables(folder: Path) -> None:
     (folder / "sites").mkdir()
-    text = "u,v,y\n" + "".join(f"{i % 7},{i % 5},{'ab'[i % 2]}\n" for i in range(30))
-    for name in ("sites/a.csv", "sites/b.csv", "mine.csv"):
-        (folder / name).write_text(text)
+    for first, name in enumerate(("sites/a.csv", "sites/b.csv", "mine.csv")):
+        lines = (f"{i % 7 + first / 10},{i % 5 + first / 10},{'ab'[i % 2]}\n" for i in range(30))
+        (folder / name).write_text("u,v,y\n" + "".join(lines))
 
 
 CONFIG = """[run]

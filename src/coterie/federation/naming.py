@@ -95,7 +95,7 @@ def find(name: str, modules: Collection[str] | None = None) -> Any:
             _load(home, modules)
         elif name not in _TABLE:  # one of the operator's own modules may define it
             for own in modules or ():
-                if not own.endswith(".*"):
+                if not own.endswith(".*") and not own.startswith("coterie."):
                     _load(own, modules)
     elif colon and DOTTED.fullmatch(module) and DOTTED.fullmatch(attribute):
         if modules is not None:

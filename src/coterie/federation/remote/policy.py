@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import UsageError
+from coterie.errors import CoterieError, UsageError
 
 ENVIRONMENT = "COTERIE_NODE_POLICY"  # names the TOML file of a node's operator
 DAY = 86400.0
@@ -42,7 +42,7 @@ POSITIONS = frozenset({"first", "round", "block"})
 """Settings that only say where in a run a work is asked for. They must not change the form of a result."""
 
 
-class PolicyError(Exception):
+class PolicyError(CoterieError):
     """An order that the policy of this node does not admit: the key, and the remedy."""
 
 
