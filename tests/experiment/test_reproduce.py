@@ -148,6 +148,7 @@ def test_a_run_that_cannot_go_on_is_said_with_its_reason_and_leaves_a_gap(
     assert [len(row["cells"][0]["values"]) for row in cells_read] == [0, 1]
 
 
+@pytest.mark.slow
 def test_stored_results_are_checked_by_running_a_sample_again(coterie: Command, tmp_path: Path) -> None:
     made = ["fednest-minimax", "--rows", "FedNest", "--columns", "0;10", "--seeds", "0,1", "--jobs", "1"]
     coterie("reproduce", *made, "--out", tmp_path / "made")

@@ -114,6 +114,7 @@ def test_the_federated_truncation_is_one_of_the_terms() -> None:
     assert len(seen) >= 4
 
 
+@pytest.mark.slow
 def test_local_truncations_are_unbiased_too() -> None:
     """One client, so that its own series is the global one: the mean step of LFedNest is that of the series."""
     problem = nested_quadratic(WIDE, clients=1, dimension=3, inner_dimension=5)
@@ -320,6 +321,7 @@ def test_fednest_reaches_the_saddle_point_linearly_while_the_others_stall() -> N
         assert abs(stalled[-1] - stalled[-6]) < 1e-4 * stalled[-1]
 
 
+@pytest.mark.slow
 def test_equal_curvatures_keep_lfednest_from_drifting_unless_step_numbers_differ() -> None:
     """The paper's own problem (spread 0): the mean of local walks is the walk of the mean, so LFedNest is exact too."""
     problem = minimax_quadratic(WIDE, clients=12, dimension=3, scale=5.0, spread=0.0)
