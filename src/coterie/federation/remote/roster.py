@@ -86,7 +86,8 @@ class Roster:
         fault = declaration_fault(declaration)
         reason = fault or self._misfit(node, declaration, certain)
         if reason is not None:
-            self.refuse(node, reason, certain if fault else declaration.clients[0])
+            claimed = certain if fault or certain is not None else declaration.clients[0]  # a key cannot be claimed
+            self.refuse(node, reason, claimed)
             return
         for k, count in zip(declaration.clients, declaration.rows, strict=True):
             if int(self.sizes[k]) and (k not in self.of or node in self.silent):
