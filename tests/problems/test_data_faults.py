@@ -171,6 +171,22 @@ def test_another_coding_of_the_label_is_never_trained_as_other_classes(here: Pat
         loaded(here, align_labels={"True": "x"})
 
 
+def test_a_partner_without_a_common_class_stops_the_run(here: Path) -> None:
+    words, other = {"0": "benign", "1": "malignant"}, {"0": "No", "1": "Yes"}
+    for name in ("mine.csv", *(f"sites/{site}.csv" for site in SITES)):
+        coding = other if name == "sites/east.csv" else words
+        spoil(here / name, lambda i, row, coding=coding: [*row[:3], coding[row[3]]])
+    for consent in ({}, {"align_labels": True}, {"repair": True}):
+        message = refused(here, **consent)
+        assert "none of its classes 'No', 'Yes' is a class of mine.csv, which has 'benign', 'malignant'" in message
+        assert 'problem.align_labels={No = "benign", Yes = "malignant"}' in message
+    aligned = loaded(here, align_labels={"No": "benign", "Yes": "malignant"})
+    assert aligned.preparation.classes == ("benign", "malignant")
+    assert len(loaded(here, align_labels=False).preparation.classes) == 4
+    spoil(here / "sites" / "north.csv", lambda i, row: [str(1000 * float(row[0])), *row[1:]])
+    assert "2 faults" in refused(here)
+
+
 def test_decimal_commas_in_any_file_are_read_as_numbers(here: Path) -> None:
     healthy = loaded(here)
     for path in (here / "mine.csv", here / "sites" / "north.csv"):

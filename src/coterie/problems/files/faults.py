@@ -8,6 +8,7 @@ The comparisons take quantiles of each column, and how many rows agree with the 
 ledger. Under [privacy] no file is compared with another, and only the target's own rows are looked at.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -191,6 +192,8 @@ def _align(tables: Tables, consent: Consent, doubts: Findings, treated: Findings
                 f"{', '.join(map(repr, sorted(mine, key=in_order)))}."
             )
         if not coding:
+            if not theirs & mine and not private:
+                doubts.add(holder.name, *_nothing_in_common(theirs, mine, target.name))
             continue
         shown = ", ".join(f"{word} → {coding[word]}" for word in sorted(coding, key=in_order))
         if accepted or consent.repair:
@@ -204,6 +207,23 @@ def _align(tables: Tables, consent: Consent, doubts: Findings, treated: Findings
                 'Set problem.align_labels=true to use the proposed codings, problem.align_labels={theirs = "mine"} for '
                 f"your own, or problem.align_labels=false to train them as other classes; {REPAIR}",
             )
+
+
+def _nothing_in_common(theirs: set[str], mine: set[str], target: str) -> tuple[str, str]:
+    """What is wrong with a partner all of whose classes are unknown to the target, and the remedy."""
+    own, others = sorted(mine, key=in_order), sorted(theirs, key=in_order)
+    pairs = ", ".join(f'{_key(word)} = "{own[min(i, len(own) - 1)]}"' for i, word in enumerate(others[:3]))
+    return (
+        f"none of its classes {', '.join(map(repr, others[:5]))} is a class of {target}, which has "
+        f"{', '.join(map(repr, own[:5]))}",
+        f"Say which is which, for example problem.align_labels={{{pairs}}}, or set problem.align_labels=false to train "
+        "them as other classes.",
+    )
+
+
+def _key(word: str) -> str:
+    """A key of a TOML table."""
+    return word if re.fullmatch(r"[\w-]+", word, re.ASCII) else json.dumps(word)
 
 
 def _recode(tables: Tables, k: int, coding: Mapping[str, str]) -> None:
