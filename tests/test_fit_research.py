@@ -321,7 +321,7 @@ def test_stop_by_a_rule_and_resume_does_not_go_on(tmp_path: Path) -> None:
     ended = fit(stop=stop.patience("validation_loss", 3, least=1e-3), **more)
     assert ended.summary["outcome"] == "finished"
     assert ended.summary["rounds"] == 3
-    assert ended.summary["stopped"].startswith("validation_loss has not improved for 3 rounds")
+    assert ended.summary["stopped"].startswith("validation_loss has not improved by more than 0.001 for 3 rounds")
     events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
     assert [(e["round"], e["event"]) for e in events if e["event"] == "early stop"] == [(3, "early stop")]
     assert ended.summary["events"]["early stop"] == 1

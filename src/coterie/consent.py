@@ -253,7 +253,9 @@ def _from_file(path: Path, setting: str) -> ModuleType:
 def _defined(module: ModuleType, attribute: str, name: str, setting: str, entry: str) -> Callable[..., Any]:
     found = vars(module).get(attribute)
     if found is None:
-        raise UsageError(f"{setting}: {module.__name__} has no {attribute!r}.")
+        own = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        offered = f" It defines {', '.join(own[:8])}." if own else ""
+        raise UsageError(f"{setting}: {module.__name__} has no {attribute!r}.{offered}")
     if not callable(found):
         raise UsageError(f"{setting}: {name} is a {type(found).__name__}, not a function.")
     home = getattr(found, "__module__", None)

@@ -79,10 +79,11 @@ def patience(measure: str, rounds: int, least: float = 0.0) -> Rule:
             if gain > least or (math.isnan(best) and not math.isnan(value)):
                 best_round, best = t, value
         waited = seen[-1][0] - best_round
-        words = f"{measure} has not improved for {waited} rounds; its best was {best:.4g} in round {best_round}"
+        words = f"{measure} has not improved{by} for {waited} rounds; {its} was {best:.4g} in round {best_round}"
         return words if waited >= rounds else ""
 
     more = f", least={least!r}" if least else ""
+    by, its = (f" by more than {least:g}", "the value to beat") if least else ("", "its best")
     return Rule(f"patience({measure}, {rounds}{more})", measure, reason)
 
 

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from coterie.errors import UsageError, WorkError
 from coterie.federation import RESULT, Call, Federation, LocalEngine, Static, faster_mode, local, pack, reduce, work
 from coterie.federation.reduce import BlockedSum
-from coterie.federation.work import info_of
+from coterie.federation.work import Memory, info_of
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
+from coterie.problems.base import Context
+from coterie.problems.catalogue.quadratic import quadratic
 from coterie.problems.models import FlatModel, build
 from coterie.problems.tasks.supervised import Supervised
 
@@ -345,3 +347,27 @@ def test_large_results_are_handed_on_at_once(shards, monkeypatch):
     parts = list(fed.engine.execute(call, fed.ids))
     assert [part.ids.tolist() for part in parts] == [[0, 1], [2, 3], [4]]
     assert torch.equal(torch.cat([part.values for part in parts]), whole.values)
+
+
+@pytest.mark.parametrize("what", ["shared", "private"])
+def test_a_work_that_writes_into_what_it_is_given_is_refused(what):
+    """Client after client works on views, so that a write would reach other clients and rounds."""
+    problem = quadratic(Context(), clients=3, friends=1, dimension=3, rows=6)
+    engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target, mode="sequential")
+    memory = Memory.start(torch.zeros(3), n=3)
+    works = {"shared": writes_into_shared, "private": writes_into_private}
+    call = Call(works[what], torch.zeros(3), memory, Static(), Draw.of(0))
+    with pytest.raises(WorkError, match=r"writes in place into what it is given \(client 0\)"):
+        list(engine.execute(call, torch.arange(3)))
+
+
+@work("tests/writes-into-shared", update=RESULT)
+def writes_into_shared(shard, shared, private, static, draw):
+    shared += 1.0
+    return shared.clone(), private
+
+
+@work("tests/writes-into-private", update=RESULT)
+def writes_into_private(shard, shared, private, static, draw):
+    private += 1.0
+    return private.clone(), private.clone()

@@ -439,6 +439,11 @@ def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
     raise UsageError(
         f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "
         f"Methods that fit: {', '.join(suitable) or 'none'}."
+        + (
+            " Give the target's validation rows (target=… in Python)."
+            if "target" in method.needs - problem.offers
+            else ""
+        )
     )
 
 

@@ -22,7 +22,7 @@ from torch.func import vmap
 from coterie.errors import CoterieError, UsageError, WorkError, gist
 from coterie.federation.api import Call, Replies
 from coterie.federation.shards import Rows, Shard, Stack
-from coterie.federation.tree import Tree, row, rows, stack, tree_flatten, tree_unflatten
+from coterie.federation.tree import Tree, row, rows, stack, tensors, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
 from coterie.federation.work import Each, Memory, info_of, name_of
 from coterie.numerics import Draw
@@ -161,6 +161,8 @@ class LocalEngine:
         private = None if call.memory is None else call.memory.payload
         results: list[Tree] = []
         keys = call.draw.client(ids).key
+        given = tensors([*sent, private])
+        versions = [tensor._version for tensor in given]
         for i, client in enumerate(ids.tolist(), 1):
             shard = Shard(
                 self.task,
@@ -171,6 +173,11 @@ class LocalEngine:
             mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])
             with explained(call, f"client {client}"):
                 results.append(call.work(shard, mine, row(private, client), call.static, Draw(keys[i - 1])))
+            if [tensor._version for tensor in given] != versions:
+                raise WorkError(
+                    f"{_named(call)} writes in place into what it is given (client {client}), which others use too; "
+                    "make a new tensor, for example x = x + step instead of x += step."
+                )
             # large results are handed on at once: a sum over clients need not hold them all
             if i == len(ids) or len(results) == size or len(results) * size_of(results[0]).bytes >= LARGE:
                 yield ids[i - len(results) : i], stack(results)

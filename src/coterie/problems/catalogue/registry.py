@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from coterie import plugins
-from coterie.errors import unknown
+from coterie.errors import UsageError, unknown
 from coterie.problems.base import Problem
 from coterie.settings import documented
 
@@ -199,6 +200,12 @@ def problem_entry(name: str) -> ProblemEntry:
 @cache
 def _outside(plugin: plugins.Plugin, factory: Callable[..., Any]) -> ProblemEntry:
     """The entry of a plug-in."""
+    first = next(iter(signature(factory).parameters.values()), None)
+    if first is None or first.kind is first.KEYWORD_ONLY or first.default is not first.empty:
+        raise UsageError(
+            f"run.problem = {plugin.name}: the first parameter of {factory.__name__} must be the Context (seed, dtype, "
+            f"device); write def {factory.__name__}(context: coterie.problems.Context, *, …)."
+        )
     remedy = "return what coterie.problems.weighting(…) or coterie.Nested(…).on(…) makes."
     make = plugins.returning(factory, Problem, f"run.problem = {plugin.name}", remedy)
     return ProblemEntry(plugin.name, "", plugins.summary(factory), source=plugin.source, factory=make)

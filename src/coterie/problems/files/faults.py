@@ -8,7 +8,6 @@ The comparisons take quantiles of each column, and how many rows agree with the 
 ledger. Under [privacy] no file is compared with another, and only the target's own rows are looked at.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -219,11 +218,6 @@ def _nothing_in_common(theirs: set[str], mine: set[str], target: str) -> tuple[s
         f"Say which is which, for example problem.align_labels={{{pairs}}}, or set problem.align_labels=false to train "
         "them as other classes.",
     )
-
-
-def _key(word: str) -> str:
-    """A key of a TOML table."""
-    return word if re.fullmatch(r"[\w-]+", word, re.ASCII) else json.dumps(word)
 
 
 def _recode(tables: Tables, k: int, coding: Mapping[str, str]) -> None:
