@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.problems.files.problem import ME
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Command = Callable[..., Any]
 FILES = ("--problem", "files", "--set", "problem.clients=sites/*.csv", "--set", "problem.target=mine.csv")
@@ -259,6 +261,22 @@ def test_the_example_with_a_network_of_ones_own(coterie: Command, here: Path) ->
     assert "The page is" in done.out
     assert coterie("predict", "advice/model", "hospital/mine.csv", *consent).code == 0
     assert "names code" in coterie("predict", "advice/model", "hospital/mine.csv").err
+
+
+def test_partners_have_their_names_in_tables_and_reports(coterie: Command, here: Path) -> None:
+    Path("sites/b.csv").rename("sites/[b]<b>.csv")
+    done = coterie("run", *FILES, "--rounds", 2, "--set", "run.baselines=[]", "--out", "r")
+    assert done.code == 0, done.err
+    assert "[b]<b>.csv" in done.out
+    summary = json.loads(Path("r/summary.json").read_text())
+    assert summary["names"] == json.loads(Path("r/clients.json").read_text()) == ["[b]<b>.csv", "a.csv", ME]
+    assert Path("r/weights.csv").read_text().startswith("round,client_0,client_1,client_2\n")
+    assert coterie("report", "r").code == 0
+    text = Path("r/report.html").read_text()
+    assert "a.csv" in text
+    assert "[b]&lt;b&gt;.csv" in text
+    assert "<b>" not in text
+    assert "client 0" not in text
 
 
 def test_unseen_words_at_prediction_are_told(coterie: Command, here: Path) -> None:

@@ -97,7 +97,7 @@ def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "")
     parts.append(_runs_table(found))
     if single:
         parts.append(_traffic_section(runs[0], charts, "communication"))
-        parts.append(_events_section(runs[0].events))
+        parts.append(_events_section(runs[0]))
         parts.append(_again_section(runs[0]))
     else:
         parts.append(_details(found, charts))
@@ -218,8 +218,9 @@ def _traffic_section(run: Run, charts: list[Chart], name: str) -> str:
     return f"<section><h2>What it cost</h2><p>{esc(words)}</p>{inside}</section>"
 
 
-def _events_section(events: Sequence[dict[str, Any]]) -> str:
+def _events_section(run: Run) -> str:
     """How often what happened to whom, and the latest of it."""
+    events = run.events
     if not events:
         return "<section><h2>Events</h2><p>No client failed, nothing was rejected or skipped.</p></section>"
     counts = Counter((str(e.get("event", "?")), str(e.get("reason", ""))) for e in events)
@@ -232,7 +233,7 @@ def _events_section(events: Sequence[dict[str, Any]]) -> str:
         for (event, reason), count in counts.most_common(MOST_EVENTS)
     ]
     latest = [
-        (e.get("round", ""), e.get("client", ""), e.get("event", ""), e.get("reason", ""))
+        (e.get("round", ""), _who(run, e.get("client", "")), e.get("event", ""), e.get("reason", ""))
         for e in events[-MOST_EVENTS:]
     ]
     summary = f"<details><summary>The last {len(latest)} of {len(events)}</summary>"
@@ -240,6 +241,11 @@ def _events_section(events: Sequence[dict[str, Any]]) -> str:
     return (
         f"<section><h2>Events</h2>{table(('event', 'reason', 'times', 'clients'), rows, numbers=2)}{summary}</section>"
     )
+
+
+def _who(run: Run, client: object) -> object:
+    """A client of an event by its name, where it has one."""
+    return run.client(client) if run.names and isinstance(client, int) else client
 
 
 def _again_section(run: Run) -> str:
@@ -258,7 +264,7 @@ def _details(found: Sequence[Group], charts: list[Chart]) -> str:
     for i, group in enumerate([g for g in found if not g.is_baseline][:MOST_DETAILS]):
         run = group.runs[0]
         inside = _weights_section(run, charts, f"weights-{i}") + _traffic_section(run, charts, f"communication-{i}")
-        inside += _events_section(run.events) + _again_section(run)
+        inside += _events_section(run) + _again_section(run)
         which = f", seed {run.seed}" + (f" (of {len(group.runs)} runs)" if len(group.runs) > 1 else "")
         parts.append(f"<details class=run><summary>{esc(group.name + which)}</summary>{inside}</details>")
     return f"<section><h2>Run by run</h2>{''.join(parts)}</section>"

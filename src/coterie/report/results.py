@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, client_label
 from coterie.measures import Measure, declared, stored
 from coterie.plugins import label
 
@@ -44,6 +44,11 @@ class Run:
     baselines: dict[str, "Run"] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def client(self, number: int) -> str:
+        """A client by its name, where it has one."""
+        return client_label(number, self.names)
 
     @property
     def method(self) -> str:
@@ -149,7 +154,34 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
         except UsageError as error:
             notes.append(f"a baseline is left out: {error}")
     measures = _measures(folder, summary, metrics)
-    return Run(folder, config, toml, metrics, weights, causes, events, summary, baselines, tuple(notes), measures)
+    return Run(
+        folder,
+        config,
+        toml,
+        metrics,
+        weights,
+        causes,
+        events,
+        summary,
+        baselines,
+        tuple(notes),
+        measures,
+        _names(folder, summary),
+    )
+
+
+def _names(folder: Path, summary: dict[str, Any] | None) -> tuple[str, ...]:
+    """The clients' names, where the problem has some."""
+    if summary is not None:
+        return _checked(folder / "summary.json", lambda: _texts(summary.get("names", [])))
+    path = folder / "clients.json"
+    return _checked(path, lambda: _texts(_plain(_text(path)))) if path.is_file() else ()
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise TypeError("the clients' names are no list of texts")
+    return tuple(found)
 
 
 def _measures(folder: Path, summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> tuple[Measure, ...]:
