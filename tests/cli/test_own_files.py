@@ -233,6 +233,7 @@ def test_from_files_to_a_page_a_model_and_predictions(coterie: Command, advice: 
     assert set(advice["strategies"]) == {"learned", "alone", "average"}
     assert advice["cost"]["training"]["rounds"] == 3 + 3 + 2  # rounds, scaling, comparisons of files
     assert advice["contributions"]["trainings"] == 4
+    assert (folder / "advice.log").read_text().splitlines()[-1] == "training the model on everything"
 
     done = coterie("predict", folder / "model", "ex/mine.csv")
     assert done.code == 0
@@ -303,3 +304,25 @@ def test_advise_needs_files(coterie: Command, here: Path) -> None:
     assert "problem files needs your data" in coterie("advise").err
     Path("c.toml").write_text("[run]\nproblem = 'friends'\n")
     assert "advise works on problem files, not friends" in coterie("advise", "c.toml").err
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "run.engine=flower",
+        "run.threads=2",
+        "run.record=5",
+        'run.log=["tensorboard"]',
+        "run.baselines=[]",
+        "federation.compress=top-k",
+        "federation.quorum=2",
+        "faults.crash=0.1",
+        "engine.workers=2",
+    ],
+)
+def test_advise_refuses_what_it_would_ignore(coterie: Command, here: Path, setting: str) -> None:
+    where = ("--clients", "sites/*.csv", "--target", "mine.csv", "--label", "label")
+    done = coterie("advise", *where, "--set", setting, "--out", "advice")
+    assert done.code == 2
+    assert f"advise does not use these settings: {setting.partition('=')[0]} = " in done.err
+    assert not Path("advice").exists()

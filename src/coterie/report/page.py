@@ -28,6 +28,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 FIRST = 4  # measures that are shown at once; the others unfold
 MOST_COLUMNS = 4  # measures of the stored models
 MOST_EVENTS = 100
+NARROW = 3  # columns of a table that fit a phone
 MOST_DETAILS = 12  # runs that get charts of their own
 
 
@@ -176,15 +177,25 @@ def _measures_section(found: Sequence[Group], charts: list[Chart]) -> str:
     return f'<section><h2>How good it got</h2>{switch}{note}<div class="figures">{first}</div>{more}</section>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 1) -> str:
-    """An HTML table; columns from `numbers` on are figures."""
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 1, wide: bool = False) -> str:
+    """An HTML table, which becomes one card per row on a phone where it would not fit.
+
+    Args:
+        head: the names of the columns.
+        rows: one value per column.
+        numbers: columns from this one on are figures.
+        wide: whether it is too wide for a phone in spite of few columns.
+    """
+    cards = wide or len(head) > NARROW
 
     def cell(tag: str, i: int, value: object) -> str:
-        return f"<{tag}{' class=n' if i >= numbers else ''}>{esc(value)}</{tag}>"
+        name = f' data-name="{esc(head[i])}"' if cards and tag == "td" and i else ""
+        return f"<{tag}{' class=n' if i >= numbers else ''}{name}>{esc(value)}</{tag}>"
 
     top = "".join(cell("th", i, h) for i, h in enumerate(head))
     body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="cards"' if cards else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _runs_table(found: Sequence[Group]) -> str:
