@@ -313,7 +313,7 @@ def test_advise_needs_files(coterie: Command, here: Path) -> None:
         "run.threads=2",
         "run.record=5",
         'run.log=["tensorboard"]',
-        "run.baselines=[]",
+        'run.baselines=["collaborate"]',
         "federation.compress=top-k",
         "federation.quorum=2",
         "faults.crash=0.1",

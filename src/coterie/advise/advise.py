@@ -74,7 +74,10 @@ UNUSED = {  # settings that change nothing in an advice, and why; [faults] and [
     **dict.fromkeys(("federation.compress", "federation.ratio", "federation.feedback"), UNCOMPRESSED),
     **dict.fromkeys((f"federation.{key}" for key in ("timeout", "retries", "quorum", "patience")), ONE_MACHINE),
 }
-HARMLESS = {"run.threads": 1}  # besides the default, what an advice does anyway
+HARMLESS: dict[str, Any] = {
+    "run.threads": 1,
+    "run.baselines": [],
+}  # besides the defaults
 Say = Callable[[str], None]
 
 
