@@ -65,6 +65,8 @@ def test_clients_are_shown_by_their_names(tmp_path: Path, matrix: bool) -> None:
     page = write(folder, [read(folder)]).read_text()
     assert not re.search(r"client \d", page)
     assert ">east.csv</td>" in page
+    answer = page.partition('<section class="headline">')[2].partition("</p>")[0]
+    assert ("{north.csv, " if matrix else "north.csv (50 %)") in answer
     for name in ("north.csv", "south.csv"):
         assert page.count(name) >= 3
     assert all("onerror" not in attributes for _, attributes in tags(page))

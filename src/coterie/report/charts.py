@@ -315,12 +315,19 @@ def gain_text(measure: Measure, gain: float) -> str:
     return f"{amount} {'better' if (gain > 0) == measure.higher else 'worse'} than"
 
 
+def _members(run: Run, clients: list[int]) -> str:
+    """Clients in a sentence: by their names, the first eight, or by ranges of numbers."""
+    if not run.names:
+        return ranges(clients)
+    return ", ".join(map(run.client, clients[:8])) + (", …" if len(clients) > 8 else "")
+
+
 def _who(run: Run) -> list[str]:
     weights = last_weights(run)
     if run.weights is not None and run.weights.matrix is not None:
         matrix, found = run.weights.matrix, clusters_of(run)
         inside = sum(matrix[i][k] for cluster in found for i in cluster for k in cluster) / len(matrix)
-        who = "; ".join(f"{{{ranges(cluster)}}}" for cluster in found[:8]) + ("; …" if len(found) > 8 else "")
+        who = "; ".join(f"{{{_members(run, cluster)}}}" for cluster in found[:8]) + ("; …" if len(found) > 8 else "")
         kept = f"{100 * inside:.1f} % of the weight stays inside the own cluster"
         return [f"{len(matrix)} clients fall into {len(found)} clusters: {who}; {kept}."]
     if weights is None:
@@ -332,7 +339,8 @@ def _who(run: Run) -> list[str]:
         total += weights[k]
         if total >= HEAVY:
             break
-    named = ", ".join(f"{k} ({100 * weights[k]:.0f} %)" for k in heavy[:8]) + (", …" if len(heavy) > 8 else "")
+    named = ", ".join(f"{_members(run, [k])} ({100 * weights[k]:.0f} %)" for k in heavy[:8])
+    named += ", …" if len(heavy) > 8 else ""
     sentences = [f"{len(heavy)} of {len(weights)} clients carry {100 * total:.0f} % of the weight: {named}."]
     if run.friends is not None:
         share = sum(weights[: run.friends])

@@ -500,7 +500,7 @@ def graph(
 ) -> Chart:
     """Clients as circles, clusters together; a line from each client to whom it gives more than an equal share."""
     n, height = len(weights), 400.0
-    inside = _labels(n, names, 4)
+    inside = [esc(name[:2]) for name in names] or [str(k) for k in range(n)]  # whole names where one looks closer
     spots, scale = _layout(clusters, WIDTH - 40.0, height - 40.0)
     links = [(weights[i][k], i, k) for i in range(n) for k in range(n) if i != k and weights[i][k] >= 1.0 / n]
     links = sorted(links, reverse=True)[:most]
