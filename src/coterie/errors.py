@@ -1,11 +1,12 @@
 """Errors that say what, where and the remedy. The command line prints them as one paragraph, without a traceback."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 from unicodedata import category
 
 LONGEST = 300  # characters of somebody else's text that are shown or recorded
+LONGEST_NAME = 60  # characters of a client's name that are shown
 
 
 class CoterieError(Exception):
@@ -77,6 +78,21 @@ def clean(text: str, longest: int | None = LONGEST, *, keep: str = "") -> str:
         text = text[: longest + 1]  # before anything looks at each character
     plain = "".join(c if c in keep or category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else " " for c in text)
     return plain if longest is None or len(plain) <= longest else plain[: longest - 1] + "…"
+
+
+def client_label(client: int, names: Sequence[str] = ()) -> str:
+    """How people see a client: by its name, made fit for a line, where it has one, else by its number.
+
+    Args:
+        client: its number.
+        names: the names of all clients, where they have names (`Problem.names`).
+
+    Example:
+        >>> client_label(1), client_label(1, ["north.csv", "east.csv"])
+        ('client 1', 'east.csv')
+    """
+    name = clean(names[client], LONGEST_NAME).strip() if 0 <= client < len(names) else ""
+    return name or f"client {client}"
 
 
 def cleaned(data: Any, longest: int = 10_000) -> Any:

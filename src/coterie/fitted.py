@@ -187,9 +187,10 @@ class Fit:
         """Print who helped and how good the model is."""
         console = Console(highlight=False)
         if "clusters" in self.summary:
-            console.print(matrix_report(self.summary["weights"], self.clusters))
+            console.print(matrix_report(self.summary["weights"], self.clusters, self._parts.problem.names))
         elif self.weights is not None:
-            console.print(weights_table(self.weights.tolist(), self._parts.problem.friends))
+            problem = self._parts.problem
+            console.print(weights_table(self.weights.tolist(), problem.friends, names=problem.names))
         console.print(comparison_table(self.summary))
         for note in (*([self.summary["stopped"]] if "stopped" in self.summary else []), *self.summary.get("notes", [])):
             console.print(f"note: {note}", markup=False, soft_wrap=True)

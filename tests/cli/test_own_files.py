@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.problems.files.problem import ME
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Command = Callable[..., Any]
 FILES = ("--problem", "files", "--set", "problem.clients=sites/*.csv", "--set", "problem.target=mine.csv")
@@ -231,6 +233,7 @@ def test_from_files_to_a_page_a_model_and_predictions(coterie: Command, advice: 
     assert set(advice["strategies"]) == {"learned", "alone", "average"}
     assert advice["cost"]["training"]["rounds"] == 3 + 3 + 2  # rounds, scaling, comparisons of files
     assert advice["contributions"]["trainings"] == 4
+    assert (folder / "advice.log").read_text().splitlines()[-1] == "training the model on everything"
 
     done = coterie("predict", folder / "model", "ex/mine.csv")
     assert done.code == 0
@@ -261,6 +264,22 @@ def test_the_example_with_a_network_of_ones_own(coterie: Command, here: Path) ->
     assert "names code" in coterie("predict", "advice/model", "hospital/mine.csv").err
 
 
+def test_partners_have_their_names_in_tables_and_reports(coterie: Command, here: Path) -> None:
+    Path("sites/b.csv").rename("sites/[b]<b>.csv")
+    done = coterie("run", *FILES, "--rounds", 2, "--set", "run.baselines=[]", "--out", "r")
+    assert done.code == 0, done.err
+    assert "[b]<b>.csv" in done.out
+    summary = json.loads(Path("r/summary.json").read_text())
+    assert summary["names"] == json.loads(Path("r/clients.json").read_text()) == ["[b]<b>.csv", "a.csv", ME]
+    assert Path("r/weights.csv").read_text().startswith("round,client_0,client_1,client_2\n")
+    assert coterie("report", "r").code == 0
+    text = Path("r/report.html").read_text()
+    assert "a.csv" in text
+    assert "[b]&lt;b&gt;.csv" in text
+    assert "<b>" not in text
+    assert "client 0" not in text
+
+
 def test_unseen_words_at_prediction_are_told(coterie: Command, here: Path) -> None:
     assert coterie("run", *FILES, "--rounds", 2, "--set", "run.baselines=[]", "--out", "r").code == 0
     write("new.csv", [[0.1, "NA", "purple"], [0.2, 0.3, "a"]], ("u", "v", "kind"))
@@ -285,3 +304,25 @@ def test_advise_needs_files(coterie: Command, here: Path) -> None:
     assert "problem files needs your data" in coterie("advise").err
     Path("c.toml").write_text("[run]\nproblem = 'friends'\n")
     assert "advise works on problem files, not friends" in coterie("advise", "c.toml").err
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "run.engine=flower",
+        "run.threads=2",
+        "run.record=5",
+        'run.log=["tensorboard"]',
+        'run.baselines=["collaborate"]',
+        "federation.compress=top-k",
+        "federation.quorum=2",
+        "faults.crash=0.1",
+        "engine.workers=2",
+    ],
+)
+def test_advise_refuses_what_it_would_ignore(coterie: Command, here: Path, setting: str) -> None:
+    where = ("--clients", "sites/*.csv", "--target", "mine.csv", "--label", "label")
+    done = coterie("advise", *where, "--set", setting, "--out", "advice")
+    assert done.code == 2
+    assert f"advise does not use these settings: {setting.partition('=')[0]} = " in done.err
+    assert not Path("advice").exists()

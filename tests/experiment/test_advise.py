@@ -7,9 +7,22 @@ import pytest
 import torch
 from scipy import stats
 
-from coterie.advise.advise import _bound_terms, _rows_needed, _worth
+from coterie.advise.advise import _bound_terms, _headline, _rows_needed, _worth
 from coterie.advise.contributions import contributions, most_trainings
-from coterie.advise.screening import Paired, ScreeningPlan, holm, judged, paired, placebo_test, screen
+from coterie.advise.screening import (
+    Interval,
+    Paired,
+    Partner,
+    Screened,
+    ScreeningPlan,
+    Verdict,
+    holm,
+    judged,
+    paired,
+    placebo_test,
+    screen,
+)
+from coterie.federation.ledger import Ledger
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.files import PreparedFiles, load_files
@@ -127,6 +140,27 @@ def test_worth_and_the_rows_it_would_take() -> None:
     t = Paired(vague.interval, 1.0, 0.2, 0.8, 0.1)
     assert _rows_needed(t, 100) == int(np.ceil(100 * (stats.norm.ppf(0.95) + stats.norm.ppf(0.8)) ** 2))
     assert _rows_needed(worse, 100) is None
+
+
+@pytest.mark.parametrize(
+    ("worth", "verdicts", "gain", "sentences"),
+    [
+        ("yes", ("helps", "helps"), 0.02, ("Yes, train together: ", "a gain of 0.0200 (", "a and b help.")),
+        ("not shown", ("helps", "harms"), 0.01, ("Undecided: ", "about 700 rows", "a is worth trying. b harms if")),
+        ("yes", ("neutral", "neutral"), 0.02, ("Undecided: ", "None of the 2 partners helps on its own, so this gain")),
+        ("no", ("neutral", "harms"), -0.03, ("Stay alone: ", "a loss of 0.0300 (", "None of the 2 partners helps")),
+    ],
+)
+def test_the_answer_comes_first_with_its_number_and_interval(
+    worth: str, verdicts: tuple[Verdict, Verdict], gain: float, sentences: tuple[str, ...]
+) -> None:
+    change = Interval(gain, gain - 0.01, gain + 0.01)
+    partners = tuple(Partner(n, 9, v, "", change, 1, 1, 1, 0) for n, v in zip("ab", verdicts, strict=True))
+    one = Paired(change, 1.0, 0.1, 0.9, 0.1)
+    text = _headline(worth, Screened(partners, 0.1, 9, Ledger()), 0.1, 0.1 + gain, one, 700)
+    assert text.startswith(sentences[0])
+    assert all(sentence in text for sentence in sentences)
+    assert f"(95 % interval of the gain: {gain - 0.01:+.4f} to {gain + 0.01:+.4f})" in text.partition(". ")[0] + "."
 
 
 def test_bound_terms_are_theorem_1(example: tuple[PreparedFiles, set[str]]) -> None:

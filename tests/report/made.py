@@ -41,6 +41,7 @@ def make(
     baselines: tuple[str, ...] = (),
     with_weights: bool = True,
     each: int = 1000,
+    names: tuple[str, ...] = (),
 ) -> Path:
     """A run whose first clients win."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,7 @@ def make(
         summary = {"method": method, "problem": "friends", "seed": seed, "rounds": rounds, "outcome": "finished"}
         summary |= {"message": "", "final": json.loads(metrics[-1]), "weights": weights if with_weights else None}
         summary |= {"friends": friends, "communication": entry, "seconds": 1.0}
+        summary |= {"names": list(names)} if names else {}
         (folder / "summary.json").write_text(json.dumps(summary))
     for name in baselines:
         make(folder / "baselines" / name, method=name, rounds=rounds, best=0.5, with_weights=False, each=0)

@@ -57,6 +57,24 @@ def test_the_page_stands_alone_and_says_what_matters(tmp_path: Path) -> None:
     assert "default-src &#x27;none&#x27;" in page
 
 
+@pytest.mark.parametrize("matrix", [False, True])
+def test_clients_are_shown_by_their_names(tmp_path: Path, matrix: bool) -> None:
+    names = ("north.csv", HOSTILE, "east.csv", "west.csv", "south.csv", "yours")
+    event = {"round": 2, "client": 2, "event": "failed", "reason": "lost"}
+    folder = make(tmp_path / "a", matrix=matrix, names=names, friends=None, events=(event,))
+    page = write(folder, [read(folder)]).read_text()
+    assert not re.search(r"client \d", page)
+    assert ">east.csv</td>" in page
+    answer = page.partition('<section class="headline">')[2].partition("</p>")[0]
+    assert ("{north.csv, " if matrix else "north.csv (50 %)") in answer
+    for name in ("north.csv", "south.csv"):
+        assert page.count(name) >= 3
+    assert all("onerror" not in attributes for _, attributes in tags(page))
+    plain = make(tmp_path / "b", matrix=matrix)
+    without = write(plain, [read(plain)]).read_text()
+    assert [tag for tag, _ in tags(page)].count("script") == [tag for tag, _ in tags(without)].count("script")
+
+
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     events = ({"round": 1, "client": 3, "event": HOSTILE, "reason": HOSTILE},)
     folder = make(tmp_path / "a<b>&c", method=HOSTILE, events=events, cause=f"m:{HOSTILE}", baselines=("x<y>",))

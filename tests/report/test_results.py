@@ -133,3 +133,14 @@ def test_a_folder_of_folders_stands_for_its_runs(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "tune.json").write_text(json.dumps({}))
     assert "holds no run yet" in read_all([tmp_path / "empty"])[1][0]
+
+
+def test_names_of_clients_are_read_and_checked(tmp_path: Path) -> None:
+    assert read(make(tmp_path / "a")).client(1) == "client 1"
+    folder = make(tmp_path / "b", finished=False)
+    (folder / "clients.json").write_text(json.dumps(["north.csv", "bad\x1b[2J\nname.csv"]))
+    run = read(folder)
+    assert [run.client(k) for k in range(3)] == ["north.csv", "bad [2J name.csv", "client 2"]
+    (folder / "clients.json").write_text('{"0": "north.csv"}')
+    with pytest.raises(UsageError, match=r"clients\.json is damaged"):
+        read(folder)

@@ -24,10 +24,19 @@ from torch import Tensor
 from coterie import machine
 from coterie.advise import screening
 from coterie.advise.contributions import Contributions, contributions
+from coterie.advise.page import figure_text, signed
 from coterie.advise.screening import LEVEL, NEGLIGIBLE, Paired, Screened, ScreeningPlan
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import Parts, check_needs, federate
-from coterie.experiment.config import Config, PrivacyTable
+from coterie.experiment.config import (
+    Config,
+    EngineTable,
+    FaultsTable,
+    FederationTable,
+    PrivacyTable,
+    RunTable,
+    default_baselines,
+)
 from coterie.experiment.loop import Result, run_rounds
 from coterie.experiment.records import prepare
 from coterie.federation import Rows, Shard
@@ -38,17 +47,37 @@ from coterie.problems import Context
 from coterie.problems.files import PreparedFiles, load_files
 from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting
+from coterie.report.results import ADVICE, PROGRESS
 from coterie.storage import write_atomically, write_json
 
 ALONE, AVERAGE = "local-train", "fedavg"
 SMALL = 1024  # shards up to so many rows are used whole in every step
 TUNED_BATCH = 128
-ANSWERS = {
-    "yes": "Training together with learned weights beats training alone.",
-    "no": "Training together does not beat training alone: stay alone.",
-    "not shown": "No significant gain over training alone: either your {rows:,} rows are too few to show one, or they "
-    "already suffice.",
+ANSWERS = {"yes": "Yes, train together", "no": "Stay alone", "not shown": "Undecided"}
+HELPFUL = {  # one partner, and several
+    "yes": ("helps", "help"),
+    "no": ("comes closest to helping", "come closest to helping"),
+    "not shown": ("is worth trying", "are worth trying"),
 }
+ONE_MACHINE = "advise trains on this machine"
+SIMULATED = "advise trains without simulated faults"
+UNCOMPRESSED = "advise sends updates as they are"
+BRIEF = "the many short trainings of an advice keep no records"
+UNUSED = {  # settings that change nothing in an advice, and why; [faults] and [engine] belong to them
+    "run.engine": ONE_MACHINE,
+    "run.threads": "advise uses one thread",
+    "run.compile": "the trainings of an advice are too short for compilation",
+    "run.record": BRIEF,
+    "run.checkpoint": BRIEF,
+    "run.log": BRIEF,
+    "run.baselines": "advise always compares with training alone and with plain averaging",
+    **dict.fromkeys(("federation.compress", "federation.ratio", "federation.feedback"), UNCOMPRESSED),
+    **dict.fromkeys((f"federation.{key}" for key in ("timeout", "retries", "quorum", "patience")), ONE_MACHINE),
+}
+HARMLESS: dict[str, Any] = {
+    "run.threads": 1,
+    "run.baselines": [],
+}  # besides the defaults
 Say = Callable[[str], None]
 
 
@@ -85,6 +114,7 @@ def advise(
     if folder is not None:
         prepare(folder, force=force)
         write_atomically(folder / "config.toml", config.as_toml().encode())
+        say = _logged(folder / PROGRESS, say)
     K, n = len(data.partners), data.target_rows
     say(f"{K} partners with {sum(h.rows for h in data.holders[:-1]):,} rows; {n:,} rows of your own")
     draw = Draw.of(config.run.seed).phase("advise")
@@ -99,23 +129,51 @@ def advise(
     if folder is not None:
         say("training the model on everything")
         _final(data, config, folder / "model")
-        write_json(folder / "advice.json", advice)
+        write_json(folder / ADVICE, advice)
     return advice
+
+
+def _logged(path: Path, say: Say) -> Say:
+    """The same messages, also kept in a file, so that others see how far the advice has come."""
+    said: list[str] = []
+
+    def both(text: str) -> None:
+        said.append(text)
+        write_atomically(path, "".join(f"{line}\n" for line in said).encode())
+        say(text)
+
+    return both
 
 
 def prepare_files(config: Config, orders: int) -> PreparedFiles:
     """The files of a configuration, read and prepared, with so many random orders of the target's rows."""
     if config.run.problem != "files":
         raise UsageError(f"advise works on problem files, not {config.run.problem}; set run.problem='files'.")
+    _check_used(config)
     if config.privacy != PrivacyTable():
         raise UsageError(
             "advise trains many models on the rows as they are and reports on each client: [privacy] would cover none "
             "of it. Leave it out, and train with `coterie run` if the model should be private."
         )
+    machine.require(config.run.portable)
     settings = {key: value for key, value in config.problem.items() if key not in ("own", "test")}
     device = machine.checked_device(config.run.device, config.run.dtype)
     context = Context(config.run.seed, getattr(torch, config.run.dtype), device)
     return load_files(context, **settings, orders=orders)
+
+
+def _check_used(config: Config) -> None:
+    """Refuse settings that would change nothing here."""
+    defaults = {"run": RunTable(), "federation": FederationTable(), "faults": FaultsTable(), "engine": EngineTable()}
+    usual = {f"{name}.{key}": value for name, table in defaults.items() for key, value in table.model_dump().items()}
+    usual["run.baselines"] = default_baselines(config.run)
+    given = config.settings()
+    reasons = {**UNUSED, **{key: SIMULATED for key in usual if key.startswith("faults.")}}
+    reasons |= {key: ONE_MACHINE for key in usual if key.startswith("engine.")}
+    strange = [key for key in reasons if given[key] not in (usual[key], HARMLESS.get(key, usual[key]))]
+    if strange:
+        each = "; ".join(f"{key} = {given[key]!r}: {reasons[key]}" for key in strange)
+        raise UsageError(f"advise does not use these settings: {each}. Leave them out; `coterie run` uses them.")
 
 
 def _strategies(
@@ -273,7 +331,7 @@ def _advice(
             "parameters": data.model.size,
         },
         "worth_it": worth,
-        "headline": _headline(worth, screened, data.target_rows),
+        "headline": _headline(worth, screened, float(trials[learned].errors.mean()), error, against_alone, needed),
         "measure": unit,
         "partners": partners,
         "own_weight": float(weights[:, -1].mean()) if len(weights) else None,
@@ -325,21 +383,28 @@ def _worth(one: Paired, error: float) -> str:
     return "not shown"
 
 
-def _headline(worth: str, screened: Screened, rows: int) -> str:
-    """The answer in two or three sentences. Where no partner helps, a gain is not due to the partners."""
+def _headline(worth: str, screened: Screened, together: float, alone: float, one: Paired, needed: int | None) -> str:
+    """The answer with its number and interval, then who helps and who harms."""
     total = len(screened.partners)
-    by = {v: [p.name for p in screened.partners if p.verdict == v] for v in ("helps", "neutral", "harms")}
-    few, bad = len(by["helps"]) == 1, len(by["harms"]) == 1
-    if not by["helps"]:
-        worth = "not shown" if worth == "yes" else worth
-        who = f"None of the {total} partners is shown to help."
-    elif worth == "yes":
-        who = f"{_named(by['helps'], total)} help{'s' if few else ''}."
+    by = {v: [p.name for p in screened.partners if p.verdict == v] for v in ("helps", "harms")}
+    answer = ANSWERS["not shown" if worth == "yes" and not by["helps"] else worth]
+    value, low, high = one.interval
+    gain = f"a gain of {figure_text(value)}" if value >= 0 else f"a loss of {figure_text(-value)}"
+    errors = f"{figure_text(together)} with learned weights and {figure_text(alone)} alone"
+    interval = f"95 % interval of the gain: {signed(low)} to {signed(high)}"
+    sentences = [f"{answer}: the error on your rows is {errors}, {gain} ({interval})."]
+    if worth == "not shown":
+        more = "" if needed is None else f"; about {needed:,} rows of your own would probably decide it"
+        sentences.append(f"This may be chance{more}.")
+    if by["helps"]:
+        what = HELPFUL[worth][len(by["helps"]) > 1]
+        sentences.append(f"{_named(by['helps'], total)} {what}.")
     else:
-        who = f"{_named(by['helps'], total)} {'is' if few else 'are'} worth training with, if with anybody."
+        reason = ", so this gain may have other reasons" if worth == "yes" else ""
+        sentences.append(f"None of the {total} partners helps on its own{reason}.")
     if by["harms"]:
-        who += f" {_named(by['harms'], total)} harm{'s' if bad else ''} if averaged in."
-    return f"{who} {ANSWERS[worth].format(rows=rows)}"
+        sentences.append(f"{_named(by['harms'], total)} harm{'s' if len(by['harms']) == 1 else ''} if averaged in.")
+    return " ".join(sentences)
 
 
 def _named(names: list[str], total: int) -> str:

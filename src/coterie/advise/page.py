@@ -8,12 +8,44 @@ from rich.console import Console
 from rich.markup import escape as plain
 from rich.table import Table
 
+from coterie.errors import UsageError
 from coterie.report.page import document, figure, headline_section, table, tiles
+from coterie.report.results import ADVICE, read_advice
 from coterie.report.svg import Chart, esc
 from coterie.report.terminal import size_text
+from coterie.storage import make_folder, write_atomically
 
 MARKS = {"helps": ("▲", "green", "s0 f0"), "neutral": ("●", "dim", "axis soft"), "harms": ("▼", "red", "s1 f1")}
-WIDTH, ROW, MARGIN = 320, 26, 12
+WIDTH, ROW, MARGIN = 260, 26, 12
+MODELS = {  # what people call the models, for a class and for a number
+    "logistic": ("logistic regression", "linear regression"),
+    "mlp": ("a neural network (mlp)",) * 2,
+    "cnn": ("a convolutional network (cnn)",) * 2,
+}
+
+
+def write(folder: Path, out: Path | None = None) -> Path:
+    """advice.html, made of the advice.json of a folder; where the page is.
+
+    Args:
+        folder: a result folder of `coterie advise`.
+        out: the folder for the page; by default the same.
+    """
+    advice = read_advice(folder)
+    try:
+        text = page(advice)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise UsageError(f"{folder / ADVICE} is damaged: {type(error).__name__}: {error}.") from None
+    path = (out or folder) / "advice.html"
+    make_folder(path.parent)
+    write_atomically(path, text.encode())
+    return path
+
+
+def model_text(data: dict[str, Any]) -> str:
+    """The model in words."""
+    words = MODELS.get(data["model"])
+    return str(data["model"]) if words is None else words[0 if data["classes"] else 1]
 
 
 def page(advice: dict[str, Any]) -> str:
@@ -32,7 +64,7 @@ def page(advice: dict[str, Any]) -> str:
         sections.append(_section("To know about the files", _list(advice["notes"])))
     subject = (
         f"{len(advice['partners'])} partners ({data['partner_rows']:,} rows), {data['target_rows']:,} rows of your "
-        f"own, predicting {data['label']} by {data['model']}."
+        f"own, predicting {data['label']} by {model_text(data)}."
     )
     end = _p("Everything on this page is also in advice.json.")
     main = f"{headline_section([advice['headline']], ())}{_p(subject)}{''.join(sections)}{end}"
@@ -52,19 +84,19 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _partners(partners: list[dict[str, Any]]) -> str:
-    """The verdicts, and below them the reasons, so that both fit a phone."""
+    """The verdicts with gains and weights, and below them the reasons."""
     rows = (
         (
             p["name"],
             f"{MARKS[p['verdict']][0]}\N{NO-BREAK SPACE}{p['verdict']}",
-            f"{p['rows']:,}",
+            interval_text(p["gain"]),
             weight_text(p["weight"]),
+            f"{p['rows']:,}",
         )
         for p in partners
     )
-    return table(("partner", "verdict", "rows", "learned weight"), rows, numbers=2) + _list(
-        f"{p['name']}: {p['reason']}" for p in partners
-    )
+    head = ("partner", "verdict", "gain [95\N{NO-BREAK SPACE}%]", "learned weight", "rows")
+    return table(head, rows, numbers=2) + _list(f"{p['name']}: {p['reason']}" for p in partners)
 
 
 def weight_text(weight: dict[str, float]) -> str:
@@ -83,9 +115,10 @@ def intervals(partners: list[dict[str, Any]]) -> Chart:
         return left + MARGIN + (value - low) * scale
 
     height = ROW * len(partners) + 40
+    middle = min(max(x(0), left + MARGIN + 28), left + MARGIN + WIDTH - 28)  # so that the words are not cut
     parts = [
         f'<line class="axis" stroke-dasharray="3 3" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="4" y2="{height - 34}"/>',
-        f'<text x="{x(0):.1f}" y="{height - 20}" text-anchor="middle">as alone</text>',
+        f'<text x="{middle:.1f}" y="{height - 20}" text-anchor="middle">as alone</text>',
         f'<text x="{left + MARGIN}" y="{height - 4}">worse</text>',
         f'<text x="{left + MARGIN + WIDTH}" y="{height - 4}" text-anchor="end">better</text>',
     ]
@@ -110,14 +143,35 @@ def _worth(advice: dict[str, Any]) -> list[str]:
         compared = advice["comparison"].get(key)
         gain = "" if compared is None else interval_text(compared["gain"])
         right = "" if strategy["accuracy"] is None else f"{100 * strategy['accuracy']:.1f} %"
-        rows.append((names[key], f"{strategy['error']:.4f}", right, gain))
-    head = ("trained", "error", "accuracy", "gain of learned weights over it")
-    return [table(head, rows), *map(_p, worth_text(advice))]
+        rows.append([names[key], figure_text(strategy["error"]), *([right] if advice["data"]["classes"] else []), gain])
+    accuracy = ["accuracy"] if advice["data"]["classes"] else []
+    head = ("trained", "error", *accuracy, "gain of learned weights over it")
+    return [table(head, rows, wide=True), *map(_p, worth_text(advice))]
 
 
 def interval_text(gain: dict[str, float]) -> str:
     """A gain with its interval."""
-    return f"{gain['value']:+.4f} [{gain['low']:+.4f}, {gain['high']:+.4f}]"
+    return f"{signed(gain['value'])} [{signed(gain['low'])}, {signed(gain['high'])}]"
+
+
+def figure_text(value: float, sign: str = "") -> str:
+    """An error: four decimals, or three digits where it is large.
+
+    Example:
+        >>> figure_text(0.03871), figure_text(29539307.0)
+        ('0.0387', '2.95e+07')
+    """
+    return f"{value:{sign}{'.4f' if abs(value) < 100 else '.3g'}}"
+
+
+def signed(gain: float) -> str:
+    """A gain with its sign.
+
+    Example:
+        >>> signed(0.2), signed(-0.03871)
+        ('+0.2000', '-0.0387')
+    """
+    return figure_text(gain, "+")
 
 
 def worth_text(advice: dict[str, Any]) -> list[str]:
@@ -126,13 +180,13 @@ def worth_text(advice: dict[str, Any]) -> list[str]:
     low, high = one["gain"]["low"], one["gain"]["high"]
     answer = {
         "yes": "Yes: training together with learned weights predicts your held-out rows better than training alone.",
-        "no": "No: training together is not better than training alone.",
-        "not shown": "No significant gain over training alone: the difference may be chance.",
+        "no": "No: stay alone; training together gains too little to matter, or loses.",
+        "not shown": "Undecided: the difference between training together and training alone may be chance.",
     }[advice["worth_it"]]
+    change = f"{100 * abs(one['relative']):.0f} % {'lower' if one['relative'] > 0 else 'higher'}"
     detail = (
-        f"The error is {abs(one['relative']):.0%} {'lower' if one['relative'] > 0 else 'higher'} than alone (95 % "
-        f"interval of the gain {low:+.4f} to {high:+.4f}; one-sided p = {one['p_better']:.2g}; effect size "
-        f"{one['effect_size']:+.2f} deviations of the difference by row)."
+        f"The error is {change} than alone (95 % interval of the gain {signed(low)} to {signed(high)}; one-sided "
+        f"p = {one['p_better']:.2g}; effect size {one['effect_size']:+.2f} deviations of the difference by row)."
     )
     return [answer, detail]
 
@@ -154,11 +208,11 @@ def certainty_text(advice: dict[str, Any]) -> list[str]:
     if advice["worth_it"] == "yes":
         first = f"With your {rows:,} rows the gain over training alone is beyond chance (5 % level)."
     elif needed is None:
-        first = f"With your {rows:,} rows no gain over training alone was observed; more rows alone would not show one."
+        first = f"On your {rows:,} rows training alone did at least as well; more rows are unlikely to change that."
     else:
         first = (
-            f"With your {rows:,} rows a gain of the observed size cannot be told from chance; about {needed:,} "
-            "labelled rows of your own would show it in four cases of five, if it is real."
+            f"With your {rows:,} rows the gain may be chance. If it is real, about {needed:,} labelled rows of your "
+            "own would show it in four cases of five."
         )
     now = sure["bound"][0]
     larger = now["validation_term"] >= now["training_term"]
@@ -207,13 +261,18 @@ def method_text(advice: dict[str, Any]) -> list[str]:
         f"the {advice['measure']}: lower is better. For each partner, models were trained on your rows and its rows, "
         f"once with its labels and {plan['placebos']} times with its labels shuffled.",
         "A partner helps if its true labels do better than shuffled ones beyond chance (corrected for the number of "
-        f"partners, {plan['level']:.0%} level), the mixture does not look worse than training alone, and the change is "
-        "not negligible. It harms if the mixture is worse than training alone beyond chance. Otherwise it is neutral: "
-        "no use was shown. So a partner can help without a yes to the second question, where your own rows are "
-        "enough, or too few to tell.",
-        f"Learned weights, training alone and plain averaging were compared on {plan['repeats']} random orders of your "
-        f"rows, the weights also on {plan['bootstraps']} bootstrap resamples; intervals allow for shared rows.",
+        f"partners, {plan['level']:.0%} level), the mixture looks about as good as training alone or better, and the "
+        "change is large enough to matter. It harms if the mixture is worse than training alone beyond chance. "
+        "Otherwise it is neutral. A partner may help while the second question is undecided: your own rows may be "
+        "enough already, or too few to tell.",
+        f"Learned weights, training alone and plain averaging were compared on {plan['repeats']} random "
+        f"order{'s' if plan['repeats'] > 1 else ''} of your rows, the weights also on {plan['bootstraps']} bootstrap "
+        f"resample{'s' if plan['bootstraps'] != 1 else ''}; intervals allow for shared rows.",
     ]
+
+
+def _right(accuracy: float | None) -> str:
+    return "" if accuracy is None else f" ({100 * accuracy:.1f} % right)"
 
 
 def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
@@ -221,7 +280,8 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     partners = Table(box=None, pad_edge=False)
     kind = [advice["contributions"]["kind"]] if advice["contributions"] else []
     for column in ("partner", "rows", "verdict", "gain over alone [95 %]", "weight", *kind):
-        partners.add_column(column, justify="left" if column in ("partner", "verdict") else "right")
+        words, gain = column in ("partner", "verdict"), column.startswith("gain")
+        partners.add_column(column, justify="left" if words else "right", no_wrap=gain, overflow="fold")
     for partner in advice["partners"]:
         mark, style, _ = MARKS[partner["verdict"]]
         more = [f"{partner['contribution']:+.4f}"] if advice["contributions"] else []
@@ -230,7 +290,7 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
             f"{partner['rows']:,}",
             f"[{style}]{mark} {partner['verdict']}[/{style}]",
             plain(interval_text(partner["gain"])),
-            weight_text(partner["weight"]),
+            weight_text(partner["weight"]) if not more else f"{partner['weight']['value']:.2f}",
             *more,
         )
     console.print(f"\n[bold]{plain(advice['headline'])}[/bold]\n", soft_wrap=True)
@@ -238,7 +298,7 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     console.print()
     cost = advice["cost"]["training"]
     compared = ", ".join(
-        f"{key} {found['error']:.4f}" + ("" if (a := found["accuracy"]) is None else f" ({100 * a:.1f} % right)")
+        f"{key} {figure_text(found['error'])}" + _right(found["accuracy"])
         for key, found in advice["strategies"].items()
     )
     lines = [

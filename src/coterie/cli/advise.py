@@ -36,12 +36,11 @@ def advise(
     """With whom should you train, and is it worth it? Reads files, tries, and writes a page and a model."""
     from coterie.advise.advise import Effort
     from coterie.advise.advise import advise as find_out
-    from coterie.advise.page import page, show
+    from coterie.advise.page import show, write
     from coterie.advise.screening import ScreeningPlan
     from coterie.experiment import config as configuration
     from coterie.plugins import typed
     from coterie.report.terminal import console_for
-    from coterie.storage import write_atomically
 
     if contributions not in (None, "loo", "shapley"):
         raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")
@@ -58,7 +57,7 @@ def advise(
     advice = find_out(
         resolved, folder, effort, values=contributions, say=lambda text: console.print(f"· {text}"), force=force
     )
-    write_atomically(folder / "advice.html", page(advice).encode())
+    write(folder)
     if json:
         print_json(advice)
     else:

@@ -18,10 +18,22 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write report.html, which opens offline, and its charts as SVG files; print where they are."""
-    from coterie.report.page import write
-    from coterie.report.results import read_all
+    """Write report.html, which opens offline, and its charts as SVG files; print where they are.
 
+    The folder of an advice has one page, advice.html, which is written anew from advice.json.
+    """
+    from coterie.report.page import write
+    from coterie.report.results import is_advice, read_all
+
+    if len(folders) == 1 and is_advice(folders[0]):
+        from coterie.advise.page import write as write_advice
+
+        advice = write_advice(folders[0], out)
+        if json:
+            print_json({"report": str(advice)})
+        else:
+            print(f"The page of this advice is {advice}.")
+        return
     runs, complaints = read_all(folders)
     for complaint in complaints:
         print(f"left out: {clean(complaint)}", file=sys.stderr)
@@ -42,8 +54,19 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     until_end: Annotated[bool, typer.Option("--until-end", help="Stop when the run has ended.")] = False,
 ) -> None:
-    """Show the report live, in a browser on this machine. Ctrl-C ends it; the run goes on."""
+    """Show the report live, in a browser on this machine. Ctrl-C ends it; the run goes on.
+
+    An advice is not shown live: the command says where its page is, or how far it has come, and ends.
+    """
+    from coterie.report.results import is_advice, read_advice
     from coterie.report.watch import watch as serve
+
+    if is_advice(folder):
+        read_advice(folder)
+        page = folder / "advice.html"
+        where = f"is {page}" if page.is_file() else f"is made by: coterie report {folder}"
+        print(f"This advice is finished; its page {where}")
+        return
 
     def tell(address: str) -> None:
         print(f"Open {address} in a browser of this machine; Ctrl-C ends watching.", flush=True)

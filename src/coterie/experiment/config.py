@@ -298,8 +298,7 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
     method, problem = method_entry(run.method), problem_entry(run.problem)
     federation = clipped(run, federation)
     if run.baselines is None:
-        wanted = problem.baselines if method.learns_weights and run.engine == "local" else ()  # a network is slow
-        run = run.model_copy(update={"baselines": [name for name in wanted if name != run.method]})
+        run = run.model_copy(update={"baselines": default_baselines(run)})
     for name in run.baselines or []:
         method_entry(name)
     if run.stop is not None:
@@ -310,6 +309,12 @@ def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:
         given["problem"] = {"everyone": True, **given["problem"]}
     optional: dict[str, Any] = {name: checked_table(kind, name, given[name]) for name, kind in OPTIONAL.items()}
     return Config(run, settings, checked(problem.make, "problem", given["problem"]), federation, **optional)
+
+
+def default_baselines(run: RunTable) -> list[str]:
+    """The baselines of a run that names none: those of its problem, where weights are learned on this machine."""
+    wanted = method_entry(run.method).learns_weights and run.engine == "local"  # a network is slow
+    return [name for name in problem_entry(run.problem).baselines if name != run.method] if wanted else []
 
 
 def clipped(run: RunTable, federation: FederationTable) -> FederationTable:

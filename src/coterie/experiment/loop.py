@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from coterie import machine
-from coterie.errors import NoClients, RunError, UsageError, clean, cleaned
+from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
 from coterie.experiment.config import code_changes, platform_of
@@ -211,6 +211,8 @@ class _Run:
             self.complete(self.record(first, view, measures))
             if self.folder is not None:
                 write_json(self.folder / "measures.json", [measure.as_dict() for measure in self.measures()])
+                if self.parts.problem.names:
+                    write_json(self.folder / "clients.json", list(self.parts.problem.names))
         if self.rule is not None:
             self.rule = self.rule.bound(self.measures())
             self.stopped = self.rule(self.history)
@@ -238,7 +240,7 @@ class _Run:
             if error.phase is not None and _not_finite(events, error.phase):
                 self.note(events)
                 return self.diverged(t + 1)
-            skipped = _with_first_client(f"in round {t + 1} {error}", events)
+            skipped = _with_first_client(f"in round {t + 1} {error}", events, self.parts.problem.names)
             events.append({"round": t + 1, "event": "skipped", "reason": clean(str(error))})
             state = self.done.state if error.state is None else error.state
         except RunError as error:  # the method or the network found out that it cannot go on, and says what to change
@@ -427,6 +429,8 @@ class _Run:
         }
         if ledger.wire.exchanges:
             summary["wire"] = ledger.wire._asdict()
+        if self.parts.problem.names:
+            summary["names"] = list(self.parts.problem.names)
         if view.weights is not None and view.weights.dim() == 2:
             summary["clusters"] = clusters(view.weights)
         if best is not None:
@@ -635,10 +639,12 @@ def _not_finite(events: list[dict[str, Any]], phase: str) -> bool:
     return bool(not_finite) and 2 * len(not_finite) >= len(failed)
 
 
-def _with_first_client(why: str, events: list[dict[str, Any]]) -> str:
+def _with_first_client(why: str, events: list[dict[str, Any]], names: Sequence[str]) -> str:
     """Why a round was skipped, with what kept the first client away."""
     first = next((event for event in events if "client" in event and event.get("reason")), None)
-    return why if first is None else f"{why} (client {first['client']}: {first['event']}, {first['reason']})"
+    if first is None:
+        return why
+    return f"{why} ({client_label(first['client'], names)}: {first['event']}, {first['reason']})"
 
 
 def _recorded_rounds(folder: Path) -> int:

@@ -171,7 +171,7 @@ def weight_charts(run: Run, name: str = "weights") -> list[Chart]:
     weights, friends = run.weights.rows[-1], run.friends
     order = sorted(range(len(weights)), key=lambda k: -weights[k])
     shown = order[:MOST_BARS]
-    drawn = [Bar(f"client {k}", ((weights[k], _standing(k, friends, order)),), f"{weights[k]:.3f}") for k in shown]
+    drawn = [Bar(run.client(k), ((weights[k], _standing(k, friends, order)),), f"{weights[k]:.3f}") for k in shown]
     rest = f"The {MOST_BARS} heaviest of {len(weights)} clients." if len(weights) > MOST_BARS else ""
     legend = [("known friends", 0), ("strangers", 1)] if friends is not None else []
     columns = [[row[k] for row in run.weights.rows] for k in range(len(weights))]
@@ -180,10 +180,10 @@ def weight_charts(run: Run, name: str = "weights") -> list[Chart]:
     for k, column in enumerate(columns):
         colour = _standing(k, friends, order)
         if friends is None:
-            key, dash = (f"client {k}", colour or 0) if colour is not None else ("others", 0)
+            key, dash = (run.client(k), colour or 0) if colour is not None else ("others", 0)
         else:
             key, dash = ("known friends", 0) if colour == 0 else ("strangers", 1)
-        over.append(Line(f"client {k}", at, column, key, colour, dash, thin=len(weights) > 30 or key == "strangers"))
+        over.append(Line(run.client(k), at, column, key, colour, dash, thin=len(weights) > 30 or key == "strangers"))
     return [
         bars(f"{name}-final", "who helped: weights at the end", drawn, note=rest, legend=legend),
         lines(f"{name}-rounds", "weights over the rounds", over),
@@ -192,6 +192,7 @@ def weight_charts(run: Run, name: str = "weights") -> list[Chart]:
             "weights over the rounds, client by client",
             columns,
             run.weights.rounds,
+            names=[run.client(k) for k in range(len(weights))] if run.names else (),
             source=f"{name}-rounds",
             mark=friends,
             note="The stronger the colour, the more weight." + (" Above the line: known friends." if friends else ""),
@@ -221,11 +222,12 @@ def _matrix_charts(run: Run, matrix: list[list[float]], name: str) -> list[Chart
     if len(matrix) > LARGEST_MATRIX:
         return []
     found = clusters_of(run)
+    names = [run.client(k) for k in range(len(matrix))] if run.names else []
     note = "Row: a target; column: who helps it; per cent where there is room. Frames: the clusters that were found."
     drawn = "Lines lead from clients to whom they give more than an equal share; large circles: others rely on them."
     return [
-        matrix_map(f"{name}-matrix", "who learns from whom", matrix, found, note=note),
-        graph(f"{name}-graph", "who learns from whom, as a graph", matrix, found, note=drawn),
+        matrix_map(f"{name}-matrix", "who learns from whom", matrix, found, names=names, note=note),
+        graph(f"{name}-graph", "who learns from whom, as a graph", matrix, found, names=names, note=drawn),
     ]
 
 
@@ -313,12 +315,19 @@ def gain_text(measure: Measure, gain: float) -> str:
     return f"{amount} {'better' if (gain > 0) == measure.higher else 'worse'} than"
 
 
+def _members(run: Run, clients: list[int]) -> str:
+    """Clients in a sentence: by their names, the first eight, or by ranges of numbers."""
+    if not run.names:
+        return ranges(clients)
+    return ", ".join(map(run.client, clients[:8])) + (", …" if len(clients) > 8 else "")
+
+
 def _who(run: Run) -> list[str]:
     weights = last_weights(run)
     if run.weights is not None and run.weights.matrix is not None:
         matrix, found = run.weights.matrix, clusters_of(run)
         inside = sum(matrix[i][k] for cluster in found for i in cluster for k in cluster) / len(matrix)
-        who = "; ".join(f"{{{ranges(cluster)}}}" for cluster in found[:8]) + ("; …" if len(found) > 8 else "")
+        who = "; ".join(f"{{{_members(run, cluster)}}}" for cluster in found[:8]) + ("; …" if len(found) > 8 else "")
         kept = f"{100 * inside:.1f} % of the weight stays inside the own cluster"
         return [f"{len(matrix)} clients fall into {len(found)} clusters: {who}; {kept}."]
     if weights is None:
@@ -330,7 +339,8 @@ def _who(run: Run) -> list[str]:
         total += weights[k]
         if total >= HEAVY:
             break
-    named = ", ".join(f"{k} ({100 * weights[k]:.0f} %)" for k in heavy[:8]) + (", …" if len(heavy) > 8 else "")
+    named = ", ".join(f"{_members(run, [k])} ({100 * weights[k]:.0f} %)" for k in heavy[:8])
+    named += ", …" if len(heavy) > 8 else ""
     sentences = [f"{len(heavy)} of {len(weights)} clients carry {100 * total:.0f} % of the weight: {named}."]
     if run.friends is not None:
         share = sum(weights[: run.friends])

@@ -28,6 +28,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 FIRST = 4  # measures that are shown at once; the others unfold
 MOST_COLUMNS = 4  # measures of the stored models
 MOST_EVENTS = 100
+NARROW = 3  # columns of a table that fit a phone
 MOST_DETAILS = 12  # runs that get charts of their own
 
 
@@ -97,7 +98,7 @@ def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "")
     parts.append(_runs_table(found))
     if single:
         parts.append(_traffic_section(runs[0], charts, "communication"))
-        parts.append(_events_section(runs[0].events))
+        parts.append(_events_section(runs[0]))
         parts.append(_again_section(runs[0]))
     else:
         parts.append(_details(found, charts))
@@ -176,15 +177,25 @@ def _measures_section(found: Sequence[Group], charts: list[Chart]) -> str:
     return f'<section><h2>How good it got</h2>{switch}{note}<div class="figures">{first}</div>{more}</section>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 1) -> str:
-    """An HTML table; columns from `numbers` on are figures."""
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int = 1, wide: bool = False) -> str:
+    """An HTML table, which becomes one card per row on a phone where it would not fit.
+
+    Args:
+        head: the names of the columns.
+        rows: one value per column.
+        numbers: columns from this one on are figures.
+        wide: whether it is too wide for a phone in spite of few columns.
+    """
+    cards = wide or len(head) > NARROW
 
     def cell(tag: str, i: int, value: object) -> str:
-        return f"<{tag}{' class=n' if i >= numbers else ''}>{esc(value)}</{tag}>"
+        name = f' data-name="{esc(head[i])}"' if cards and tag == "td" and i else ""
+        return f"<{tag}{' class=n' if i >= numbers else ''}{name}>{esc(value)}</{tag}>"
 
     top = "".join(cell("th", i, h) for i, h in enumerate(head))
     body = "".join("<tr>" + "".join(cell("td", i, v) for i, v in enumerate(row)) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="cards"' if cards else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _runs_table(found: Sequence[Group]) -> str:
@@ -218,8 +229,9 @@ def _traffic_section(run: Run, charts: list[Chart], name: str) -> str:
     return f"<section><h2>What it cost</h2><p>{esc(words)}</p>{inside}</section>"
 
 
-def _events_section(events: Sequence[dict[str, Any]]) -> str:
+def _events_section(run: Run) -> str:
     """How often what happened to whom, and the latest of it."""
+    events = run.events
     if not events:
         return "<section><h2>Events</h2><p>No client failed, nothing was rejected or skipped.</p></section>"
     counts = Counter((str(e.get("event", "?")), str(e.get("reason", ""))) for e in events)
@@ -232,7 +244,7 @@ def _events_section(events: Sequence[dict[str, Any]]) -> str:
         for (event, reason), count in counts.most_common(MOST_EVENTS)
     ]
     latest = [
-        (e.get("round", ""), e.get("client", ""), e.get("event", ""), e.get("reason", ""))
+        (e.get("round", ""), _who(run, e.get("client", "")), e.get("event", ""), e.get("reason", ""))
         for e in events[-MOST_EVENTS:]
     ]
     summary = f"<details><summary>The last {len(latest)} of {len(events)}</summary>"
@@ -240,6 +252,11 @@ def _events_section(events: Sequence[dict[str, Any]]) -> str:
     return (
         f"<section><h2>Events</h2>{table(('event', 'reason', 'times', 'clients'), rows, numbers=2)}{summary}</section>"
     )
+
+
+def _who(run: Run, client: object) -> object:
+    """A client of an event by its name, where it has one."""
+    return run.client(client) if run.names and isinstance(client, int) else client
 
 
 def _again_section(run: Run) -> str:
@@ -258,7 +275,7 @@ def _details(found: Sequence[Group], charts: list[Chart]) -> str:
     for i, group in enumerate([g for g in found if not g.is_baseline][:MOST_DETAILS]):
         run = group.runs[0]
         inside = _weights_section(run, charts, f"weights-{i}") + _traffic_section(run, charts, f"communication-{i}")
-        inside += _events_section(run.events) + _again_section(run)
+        inside += _events_section(run) + _again_section(run)
         which = f", seed {run.seed}" + (f" (of {len(group.runs)} runs)" if len(group.runs) > 1 else "")
         parts.append(f"<details class=run><summary>{esc(group.name + which)}</summary>{inside}</details>")
     return f"<section><h2>Run by run</h2>{''.join(parts)}</section>"

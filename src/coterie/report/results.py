@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, cleaned, client_label
 from coterie.measures import Measure, declared, stored
 from coterie.plugins import label
 
@@ -18,6 +18,7 @@ T = TypeVar("T")
 MOST_POINTS = 500
 MOST_NUMBERS = 60_000  # of weights over the rounds: with more clients, fewer rounds are kept
 TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down")
+ADVICE, PROGRESS = "advice.json", "advice.log"  # what `coterie advise` found, and how far it has come
 SEVERAL = {"compare.json": "runs", "tune.json": "trials"}  # folders of folders
 
 
@@ -44,6 +45,11 @@ class Run:
     baselines: dict[str, "Run"] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def client(self, number: int) -> str:
+        """A client by its name, where it has one."""
+        return client_label(number, self.names)
 
     @property
     def method(self) -> str:
@@ -124,6 +130,11 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
     """One result folder, finished or not."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}.")
+    if is_advice(folder):
+        raise UsageError(
+            f"{folder} holds an advice, not a run: `coterie report {folder}` alone shows it; the run of its model is "
+            f"in {folder / 'model'}."
+        )
     if not (folder / "config.toml").is_file():
         raise UsageError(f"{folder / 'config.toml'} is missing: {folder} is no result folder.")
     toml = _text(folder / "config.toml")
@@ -149,7 +160,52 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
         except UsageError as error:
             notes.append(f"a baseline is left out: {error}")
     measures = _measures(folder, summary, metrics)
-    return Run(folder, config, toml, metrics, weights, causes, events, summary, baselines, tuple(notes), measures)
+    return Run(
+        folder,
+        config,
+        toml,
+        metrics,
+        weights,
+        causes,
+        events,
+        summary,
+        baselines,
+        tuple(notes),
+        measures,
+        _names(folder, summary),
+    )
+
+
+def _names(folder: Path, summary: dict[str, Any] | None) -> tuple[str, ...]:
+    """The clients' names, where the problem has some."""
+    if summary is not None:
+        return _checked(folder / "summary.json", lambda: _texts(summary.get("names", [])))
+    path = folder / "clients.json"
+    return _checked(path, lambda: _texts(_plain(_text(path)))) if path.is_file() else ()
+
+
+def _texts(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise TypeError("the clients' names are no list of texts")
+    return tuple(found)
+
+
+def is_advice(folder: Path) -> bool:
+    """Whether a folder is one of `coterie advise`, finished or not."""
+    return (folder / ADVICE).is_file() or (folder / PROGRESS).is_file()
+
+
+def read_advice(folder: Path) -> dict[str, Any]:
+    """A finished advice; of one that is not, how far it has come."""
+    path = folder / ADVICE
+    if path.is_file():
+        found: dict[str, Any] = cleaned(_checked(path, lambda: _object(_text(path))))
+        return found
+    last = (_text(folder / PROGRESS).splitlines() or ["reading the files"])[-1]
+    raise UsageError(
+        f"the advice in {folder} is not finished; its last step: {last}. Look again when `coterie advise` has ended. "
+        "If it was interrupted, start it again with --force."
+    )
 
 
 def _measures(folder: Path, summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> tuple[Measure, ...]:

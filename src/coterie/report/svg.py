@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from coterie.errors import client_label
+
 WIDTH = 460
 LEFT, RIGHT, TOP, PLOT_H = 52, 18, 12, 190
 PLOT_W = WIDTH - LEFT - RIGHT
@@ -358,30 +360,59 @@ def heat_map(
     at: Sequence[int],
     *,
     source: str,
+    names: Sequence[str] = (),
     mark: int | None = None,
     note: str = "",
 ) -> Chart:
-    """Clients by rounds; the values are those of the chart `source`. mark is drawn below so many: the known friends."""
+    """Clients by rounds; the values are those of the chart `source`. mark is drawn below so many: the known friends.
+
+    Args:
+        name: of the chart.
+        title: above it.
+        rows: the weights of each client over the rounds.
+        at: the rounds.
+        source: the name of the chart that holds the values.
+        names: the clients' names, where they have names; else their numbers are shown.
+        mark: the number of known friends.
+        note: below it.
+    """
     n = len(rows)
     tall = float(min(340, max(150, 13 * n)))
     cell = tall / n
-    parts = [_image(rows, LEFT, TOP, PLOT_W, tall)]
+    left, labels = _beside(n, names, LEFT)
+    wide = WIDTH - left - RIGHT
+    parts = [_image(rows, left, TOP, wide, tall)]
     every = max(1, math.ceil(13 / cell))
     for k in range(0, n, every):
-        parts.append(
-            f'<text class="soft" text-anchor="end" x="{LEFT - 6}" y="{TOP + (k + 0.5) * cell + 4:.1f}">{k}</text>'
-        )
+        y = TOP + (k + 0.5) * cell + 4
+        parts.append(f'<text class="soft" text-anchor="end" x="{left - 6}" y="{y:.1f}">{labels[k]}</text>')
     if mark is not None and 0 < mark < n:
         y = TOP + mark * cell
-        parts.append(f'<line class="block" x1="{LEFT}" x2="{LEFT + PLOT_W}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<line class="block" x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}"/>')
     for i in (0, len(at) // 2, len(at) - 1):
-        x = LEFT + PLOT_W * (i + 0.5) / len(at)
+        x = left + wide * (i + 0.5) / len(at)
         parts.append(f'<text class="soft" text-anchor="middle" x="{x:.1f}" y="{TOP + tall + 15}">{at[i]}</text>')
     parts.append(f'<text class="soft" x="4" y="{TOP + tall + 15}">client</text>')
     parts += _scale(TOP + tall + 24, max(map(max, rows)))
-    values = {"kind": "map", "box": [LEFT, TOP, PLOT_W, tall], "columns": list(at), "across": "round", "down": "client"}
-    values |= {"rows": list(range(n)), "from": source}
-    return Chart(name, title, "".join([*parts, _pad(LEFT, TOP, PLOT_W, tall)]), TOP + tall + 44, values, note)
+    values = {"kind": "map", "box": [left, TOP, wide, tall], "columns": list(at), "across": "round"}
+    values |= {**_down(range(n), names), "from": source}
+    return Chart(name, title, "".join([*parts, _pad(left, TOP, wide, tall)]), TOP + tall + 44, values, note)
+
+
+def _beside(count: int, names: Sequence[str], least: int) -> tuple[int, list[str]]:
+    """What stands beside the rows of a map, and the room for it: numbers, or as much of the names as fits."""
+    longest = min(14, max(map(len, names), default=0))
+    return max(least, 12 + round(LETTER * longest)), _labels(count, names, 14)
+
+
+def _labels(count: int, names: Sequence[str], most: int) -> list[str]:
+    """Numbers, or as much of the names as so many letters show."""
+    return [esc(_cut(name, most)) for name in names] or [str(k) for k in range(count)]
+
+
+def _down(order: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """What a map calls its rows where values are read."""
+    return {"down": "" if names else "client", "rows": [names[k] for k in order] if names else list(order)}
 
 
 def _image(rows: Sequence[Sequence[float]], x: float, y: float, width: float, height: float) -> str:
@@ -406,20 +437,31 @@ def _scale(y: float, top: float) -> list[str]:
 
 
 def matrix_map(
-    name: str, title: str, weights: Sequence[Sequence[float]], clusters: Sequence[Sequence[int]], *, note: str = ""
+    name: str,
+    title: str,
+    weights: Sequence[Sequence[float]],
+    clusters: Sequence[Sequence[int]],
+    *,
+    names: Sequence[str] = (),
+    note: str = "",
 ) -> Chart:
     """Who learns from whom, rows and columns by clusters, a frame around each."""
     order = [k for cluster in clusters for k in cluster]
-    n, side, left, top = len(order), 384.0, 58, 34
+    n, top = len(order), 34
+    left, beside = _beside(n, names, 58)
+    side = WIDTH - 18.0 - left
     cell = side / n
+    above = _labels(n, names, max(2, int(cell / LETTER)))
     rows = [[weights[i][k] for k in order] for i in order]
     parts = [_image(rows, left, top, side, side)]
     every = max(1, math.ceil(15 / cell))
     for place in range(0, n, every):
         at = (place + 0.5) * cell
-        parts.append(f'<text class="soft" text-anchor="middle" x="{left + at:.1f}" y="{top - 6}">{order[place]}</text>')
         parts.append(
-            f'<text class="soft" text-anchor="end" x="{left - 5}" y="{top + at + 4:.1f}">{order[place]}</text>'
+            f'<text class="soft" text-anchor="middle" x="{left + at:.1f}" y="{top - 6}">{above[order[place]]}</text>'
+        )
+        parts.append(
+            f'<text class="soft" text-anchor="end" x="{left - 5}" y="{top + at + 4:.1f}">{beside[order[place]]}</text>'
         )
     parts.append(f'<text class="soft" x="{left}" y="{top - 20}">client that helps →</text>')
     parts.append(f'<text class="soft" x="2" y="{top - 6}">target</text>')
@@ -440,7 +482,9 @@ def matrix_map(
         )
         start += len(cluster)
     values = {"kind": "map", "box": [left, top, side, side], "columns": order, "across": "learns from client"}
-    values |= {"down": "client", "rows": order, "v": [[short(v, 3) for v in row] for row in rows]}
+    if names:
+        values |= {"columns": [names[k] for k in order], "across": "learns from"}
+    values |= {**_down(order, names), "v": [[short(v, 3) for v in row] for row in rows]}
     return Chart(name, title, "".join([*parts, _pad(left, top, side, side)]), top + side + 10, values, note)
 
 
@@ -450,11 +494,13 @@ def graph(
     weights: Sequence[Sequence[float]],
     clusters: Sequence[Sequence[int]],
     *,
+    names: Sequence[str] = (),
     note: str = "",
     most: int = 300,
 ) -> Chart:
     """Clients as circles, clusters together; a line from each client to whom it gives more than an equal share."""
     n, height = len(weights), 400.0
+    inside = [esc(name[:2]) for name in names] or [str(k) for k in range(n)]  # whole names where one looks closer
     spots, scale = _layout(clusters, WIDTH - 40.0, height - 40.0)
     links = [(weights[i][k], i, k) for i in range(n) for k in range(n) if i != k and weights[i][k] >= 1.0 / n]
     links = sorted(links, reverse=True)[:most]
@@ -465,16 +511,16 @@ def graph(
         middle = f"{(x1 + x2) / 2 + 0.12 * (y2 - y1):.1f} {(y1 + y2) / 2 - 0.12 * (x2 - x1):.1f}"
         look = f'stroke-width="{0.6 + 2.6 * value / top:.1f}" stroke-opacity="{0.25 + 0.5 * value / top:.2f}"'
         way = f"M{x1:.1f} {y1:.1f}Q{middle} {x2:.1f} {y2:.1f}"
-        text = f"<title>{esc(f'client {i} gives client {k} {value:.3g}')}</title>"
+        text = f"<title>{esc(f'{client_label(i, names)} gives {client_label(k, names)} {value:.3g}')}</title>"
         parts.append(f'<path class="edge" data-a="{i}" data-b="{k}" {look} d="{way}">{text}</path>')
     given = [sum(weights[i][k] for i in range(n) if i != k) for k in range(n)]
     for c, cluster in enumerate(clusters):
         for k in cluster:
             x, y = spots[k]
             radius = scale * (7.0 + 4.0 * math.sqrt(given[k] / (max(given) or 1.0)))
-            text = esc(f"client {k}: others give it {given[k]:.2f} in all, it keeps {weights[k][k]:.2f}")
+            text = esc(f"{client_label(k, names)}: others give it {given[k]:.2f} in all, it keeps {weights[k][k]:.2f}")
             circle = f'<circle class="node f{c % (len(LIGHT) - 1)}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
-            label = f'<text class="inside" text-anchor="middle" x="{x:.1f}" y="{y + 3.5:.1f}">{k}</text>'
+            label = f'<text class="inside" text-anchor="middle" x="{x:.1f}" y="{y + 3.5:.1f}">{inside[k]}</text>'
             parts.append(f'<g class="spot" data-node="{k}" tabindex="0" role="img" aria-label="{text}">')
             parts.append(f"<title>{text}</title>{circle}{label if scale > 0.7 else ''}</g>")
     return Chart(name, title, "".join(parts), height, {"kind": "graph"}, note)

@@ -24,6 +24,7 @@ from rich.text import Text
 from torch import Tensor
 
 from coterie import plugins
+from coterie.errors import client_label
 from coterie.experiment.build import Parts
 from coterie.experiment.guard import MEASURE
 from coterie.experiment.processes import Job, Watch, rounds_done
@@ -77,11 +78,24 @@ def standing(client: int, friends: int | None) -> str:
 
 
 def weights_table(
-    weights: list[float], friends: int | None, *, most: int = ALL_CLIENTS, title: str | None = None
+    weights: list[float],
+    friends: int | None,
+    *,
+    most: int = ALL_CLIENTS,
+    title: str | None = None,
+    names: Sequence[str] = (),
 ) -> Table:
-    """Who helped: all clients if they are few, else the heaviest."""
+    """Who helped: all clients if they are few, else the heaviest.
+
+    Args:
+        weights: by client.
+        friends: how many of the first clients are friends of the target, where that is known.
+        most: the number of clients that are shown.
+        title: above the table.
+        names: the clients' names, where they have names.
+    """
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("client", justify="right")
+    table.add_column("client", justify="left" if names else "right")
     if friends is not None:
         table.add_column("known as")
     table.add_column("weight", justify="right")
@@ -93,8 +107,13 @@ def weights_table(
     for k in order:
         known = [standing(k, friends)] if friends is not None else []
         style = "dim" if weights[k] < 0.005 else ""
-        table.add_row(str(k), *known, f"{weights[k]:.3f}", bar(weights[k] / top), style=style)
+        table.add_row(_shown_client(k, names), *known, f"{weights[k]:.3f}", bar(weights[k] / top), style=style)
     return table
+
+
+def _shown_client(client: int, names: Sequence[str]) -> str:
+    """A client in a table: its name, escaped, where clients have names, else its number alone."""
+    return escape(client_label(client, names)) if names else str(client)
 
 
 def matrix_map(weights: list[list[float]], clusters: list[list[int]]) -> Text:
@@ -129,8 +148,17 @@ def matrix_map(weights: list[list[float]], clusters: list[list[int]]) -> Text:
     return Text("\n").join([*lines, Text(f"{legend}; right: inside the cluster", style="dim")])
 
 
-def clusters_table(weights: list[list[float]], clusters: list[list[int]], *, most: int = ALL_CLIENTS) -> Table:
-    """Who belongs together, and how much of its members' weight stays there; the largest clusters if they are many."""
+def clusters_table(
+    weights: list[list[float]], clusters: list[list[int]], *, most: int = ALL_CLIENTS, names: Sequence[str] = ()
+) -> Table:
+    """Who belongs together, and how much of its members' weight stays there; the largest clusters if they are many.
+
+    Args:
+        weights: by target and client.
+        clusters: the clients of each.
+        most: the number of clusters that are shown.
+        names: the clients' names, where they have names; they stand behind the numbers of the map.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("cluster", justify="right")
     table.add_column("clients", justify="right")
@@ -143,10 +171,15 @@ def clusters_table(weights: list[list[float]], clusters: list[list[int]], *, mos
             continue
         inside = sum(weights[i][k] for i in cluster for k in cluster) / len(cluster)
         own = sum(weights[i][i] for i in cluster) / len(cluster)
-        table.add_row(str(c), str(len(cluster)), f"{inside:.3f}", f"{own:.3f}", ranges(cluster))
+        table.add_row(str(c), str(len(cluster)), f"{inside:.3f}", f"{own:.3f}", _members(cluster, names))
     if shown is not None:
         table.add_row("", "", "", "", f"… and {len(clusters) - most} more", style="dim")
     return table
+
+
+def _members(cluster: list[int], names: Sequence[str]) -> str:
+    """The clients of a cluster: numbers, or numbers with names."""
+    return ", ".join(f"{k} {_shown_client(k, names)}" for k in cluster) if names else ranges(cluster)
 
 
 def ranges(numbers: list[int]) -> str:
@@ -160,10 +193,10 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join("–".join(map(str, run)) for run in runs)
 
 
-def matrix_report(weights: list[list[float]], clusters: list[list[int]]) -> Group:
-    """The map, where it can be read, and the clusters."""
+def matrix_report(weights: list[list[float]], clusters: list[list[int]], names: Sequence[str] = ()) -> Group:
+    """The map, where it can be read, and the clusters with the clients' names, where they have names."""
     picture = [matrix_map(weights, clusters), Text()] if len(weights) <= WIDEST_MAP else []
-    return Group(*picture, clusters_table(weights, clusters))
+    return Group(*picture, clusters_table(weights, clusters, names=names))
 
 
 def comparison_table(summary: dict[str, Any]) -> Table:
@@ -199,12 +232,14 @@ def which_models(summary: Mapping[str, Any]) -> str:
 
 def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None:
     """What a run ends with on the screen."""
+    names = summary.get("names", ())
     if "clusters" in summary:
         console.print("\n[bold]Who learns from whom[/bold]")
-        console.print(matrix_report(summary["weights"], summary["clusters"]))
+        console.print(matrix_report(summary["weights"], summary["clusters"], names))
     elif summary["weights"]:
         console.print()
-        console.print(weights_table(summary["weights"], summary.get("friends"), title="[bold]Who helped[/bold]"))
+        title = "[bold]Who helped[/bold]"
+        console.print(weights_table(summary["weights"], summary.get("friends"), title=title, names=names))
         if "friends_weight" in summary["final"]:
             share = summary["final"]["friends_weight"]
             console.print(f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight.")
@@ -247,6 +282,7 @@ class LiveDisplay:
         self.ran = False
         self._live: Live | None = None
         self._friends: int | None = None
+        self._names: tuple[str, ...] = ()
         self._own: tuple[Measure, ...] = ()
         self._rounds = 0
 
@@ -255,6 +291,7 @@ class LiveDisplay:
         self.ran = True
         run = parts.config.run
         self._rounds, self._friends, self._own = run.rounds, parts.problem.friends, parts.problem.declares
+        self._names = parts.problem.names
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(BAR),
@@ -298,8 +335,8 @@ class LiveDisplay:
 
     def _weights(self, weights: Tensor) -> RenderableType:
         if weights.dim() == 1:
-            return weights_table(weights.tolist(), self._friends, most=8)
-        return matrix_report(weights.tolist(), clusters(weights))
+            return weights_table(weights.tolist(), self._friends, most=8, names=self._names)
+        return matrix_report(weights.tolist(), clusters(weights), self._names)
 
     def ended(self, summary: dict[str, Any]) -> None:
         """Close the display."""

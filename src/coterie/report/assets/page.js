@@ -96,7 +96,7 @@
     return source ? JSON.parse(source.textContent) : {};
   };
   const mapText = (data, row, column) =>
-    `${data.down} ${data.rows[row]}, ${data.across} ${data.columns[column]}\nweight ${formats.number(data.v[row][column])}`;
+    `${data.down} ${data.rows[row]}`.trim() + `, ${data.across} ${data.columns[column]}\nweight ${formats.number(data.v[row][column])}`;
 
   // ---- a figure comes alive
   const enliven = (figure) => {
