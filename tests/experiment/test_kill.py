@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path: Path, whole: Path, kills: int) -> None:
     folder = tmp_path / "killed"
     report = killer("random", kills, 2, 3 * ROUNDS, folder, "--", *RUN)

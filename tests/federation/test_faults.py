@@ -14,7 +14,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 
-from test_conformance import FIRST, Case, assert_on_simplex, assert_same
+from test_conformance import Case, assert_on_simplex, assert_same, some
 
 from coterie.errors import NoClients, UsageError
 from coterie.experiment.build import assemble, check_deployable
@@ -312,7 +312,7 @@ def assert_sound(result: Result, case: Case) -> None:
         assert_on_simplex(result.view.weights, 1e-9)
 
 
-@pytest.mark.parametrize("case", FIRST, ids=lambda case: case.method)
+@some
 def test_every_method_bears_a_third_of_its_replies_going_wrong(case, tmp_path):
     """And an interruption in the middle of it, and another size of chunks, change no bit."""
     config = under(case, HARD, clip=3.0, trust=2.0, chunk=1000)

@@ -113,6 +113,32 @@ FIRST = [Case(entry.name, problem) for entry in METHODS for problem in problems_
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method}-{case.problem}")
 first = pytest.mark.parametrize("case", FIRST, ids=lambda case: case.method)
 
+SAMPLE = {
+    *("meritfed", "bilevel", "primal-dual", "exact-gd", "afl", "collaborate", "fednest", "fednest-weights", "lfednest"),
+    *(
+        "fedavg",
+        "ditto",
+        "local-train",
+        "local-svrg",
+        "krum",
+        "top-k",
+        "fedsep",
+        "fedsep-submodel",
+        "heterofl",
+        "ds-fl",
+    ),
+}
+"""One or two methods of each family. Sweeps over all methods that cost much take these; `make test-all` takes all."""
+
+
+def sampled(cases: list[Case]) -> list[Any]:
+    """Cases for `parametrize`, slow ones where neither the method nor the problem adds a new kind."""
+    quick = [case.method in SAMPLE and case in FIRST for case in cases]
+    return [case if now else pytest.param(case, marks=pytest.mark.slow) for case, now in zip(cases, quick, strict=True)]
+
+
+some = pytest.mark.parametrize("case", sampled(FIRST), ids=lambda case: case.method)
+
 
 def test_every_method_is_named_as_registered_and_has_a_problem() -> None:
     names = [entry.name for entry in METHODS]
@@ -142,7 +168,7 @@ def test_an_interrupted_run_goes_on_bit_by_bit(case: Case, tmp_path: Path) -> No
     checks.an_interrupted_run_goes_on_bit_by_bit(case, tmp_path)
 
 
-@every
+@pytest.mark.parametrize("case", sampled(CASES), ids=lambda case: f"{case.method}-{case.problem}")
 def test_engines_agree_in_values_and_ledger(case: Case) -> None:
     # Adam divides by the size of a gradient: where that is nearly 0, single precision would compare rounding errors
     checks.modes_agree_in_values_and_ledger(case, "float64" if case.method in DISTILLERS else "float32")
@@ -155,7 +181,7 @@ def test_chunks_do_not_change_a_bit(case: Case, mode: str) -> None:
     checks.chunks_do_not_change_a_bit(case, mode)
 
 
-@first
+@some
 def test_permuting_clients_permutes_their_weights(case: Case) -> None:
     reason = checks.permuting_clients_permutes_their_weights(case)
     if reason is not None:
@@ -170,7 +196,7 @@ def test_full_batches_leave_no_draw_to_the_first_methods() -> None:
         assert_same(one.state, two.state)
 
 
-@first
+@some
 @pytest.mark.parametrize("participation", [{"active": 0.5}, {"count": 2}], ids=["half", "two"])
 def test_some_clients_are_enough(case: Case, participation: dict[str, Any]) -> None:
     checks.some_clients_are_enough(case, participation)
