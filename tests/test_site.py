@@ -1,5 +1,6 @@
 """The documentation site builds without a warning or a foreign asset, and its reference pages are complete."""
 
+import ast
 import os
 import re
 import runpy
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import unwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ import typer
 
 from coterie.cli.app import app
 from coterie.experiment.config import EngineTable, FaultsTable, FederationTable, PrivacyTable, RunTable
+from coterie.methods.registry import METHODS
+from coterie.problems.catalogue.registry import PROBLEMS
+from coterie.settings import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -35,8 +40,41 @@ def test_the_site_builds_without_a_warning_or_a_foreign_asset(tmp_path: Path) ->
     pages = sorted((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 30
     for page in pages:
-        assert FOREIGN.findall(page.read_text(encoding="utf-8")) == [], page.name
-    assert "cut" in (tmp_path / "site/reference/methods.html").read_text(encoding="utf-8")
+        html = page.read_text(encoding="utf-8")
+        assert FOREIGN.findall(html) == [], page.name
+        if page.parent.name == "reference":
+            assert "<blockquote>" not in html, f"{page.name}: an example is not a block of code"
+    methods = (tmp_path / "site/reference/methods.html").read_text(encoding="utf-8")
+    assert "<code>second_momentum</code>" in methods
+
+
+def test_every_setting_of_a_factory_has_its_line_on_the_reference_page() -> None:
+    hooks = runpy.run_path(str(DOCS / "hooks.py"))
+    methods = {entry.identifier: entry.make for entry in METHODS}
+    problems = {entry.name.replace("-", "_"): entry.make for entry in PROBLEMS}
+    assert set(problems) == set(hooks["problems"]())
+    made = [*(("method", *pair) for pair in methods.items()), *(("problem", *pair) for pair in problems.items())]
+    for kind, name, factory in made:
+        file = Path(unwrap(factory).__code__.co_filename)
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        (node,) = (part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == name)
+        shown = hooks["documented"](ast.get_docstring(node) or "", node, file)
+        assert shown == factory.__doc__, name
+        rows = re.findall(r"^ {4}(\w+): \S.* \(.+\)\.$", shown, re.MULTILINE)
+        assert rows == [setting.name for setting in describe(factory, kind)], name
+
+
+def test_examples_of_docstrings_are_shown_as_code() -> None:
+    examples = runpy.run_path(str(DOCS / "hooks.py"))["examples"]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")]
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docs = [ast.get_docstring(node) or "" for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
+    with_code = [doc for doc in docs if ">>> " in doc]
+    assert len(with_code) > 70
+    for doc in with_code:
+        before, _, code = examples(doc).partition("Examples:\n")
+        assert (">>> " in before, ">>> " in code) == (False, True), doc
+    assert examples("Text.\n\nExample:\n    `word` stays.") == "Text.\n\nExample:\n    `word` stays."
 
 
 @pytest.mark.parametrize("package", PACKAGES)

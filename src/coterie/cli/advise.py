@@ -25,7 +25,7 @@ def advise(
     placebos: Annotated[int, typer.Option(min=5, max=200, help="Shuffled copies of each partner.")] = 20,
     bootstraps: Annotated[int, typer.Option(min=0, max=200, help="Resamples of the rows that judge weights.")] = 5,
     contributions: Annotated[
-        str | None, typer.Option(metavar="loo|shapley", help="Also what each partner adds, at a cost said first.")
+        str | None, typer.Option(metavar="loo|shapley", help="Also find what each partner adds; prints the cost first.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
     set_: Sets = None,

@@ -242,6 +242,12 @@ def faster_mode(engine: LocalEngine, call: Call, *, sample: int = 8, margin: flo
     """Which mode runs a typical work faster, by a short measurement; ties go to vmap.
 
     The answer is kept in the resolved configuration, so that a resumed run does not measure again.
+
+    Args:
+        engine: the engine, in any mode.
+        call: a typical call of a work.
+        sample: how many clients are timed.
+        margin: how many times faster one client after the other must be to be chosen.
     """
     ids = torch.arange(min(sample, len(engine.train)), device=engine.sizes.device)
     # other load on the machine stretches the time on the wall, but threads and other devices are seen there only

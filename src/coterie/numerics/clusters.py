@@ -11,6 +11,10 @@ def clusters(W: Tensor, share: float = SHARE) -> list[list[int]]:
     The two clusters whose members give each other most become one, as long as that is, on average over the pairs, at
     least `share` of the 1/K that every client would give to every other. So equal weights make one cluster and W = 1
     none; neither the number of clusters nor what clients keep for themselves needs to be known.
+
+    Args:
+        W: row i has the weights that client i gives to all clients.
+        share: the least mean weight within a cluster, as a share of 1/K.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform

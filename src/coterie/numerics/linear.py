@@ -10,7 +10,14 @@ Matvec = Callable[[Tensor], Tensor]
 
 
 def neumann(matvec: Matvec, b: Tensor, *, scale: float, terms: int) -> Tensor:
-    """(1/ℓ) Σ_{n<N} (I − H/ℓ)ⁿ b ≈ H⁻¹ b, with ℓ = scale ≥ ‖H‖ and N = terms; costs N − 1 products."""
+    """(1/ℓ) Σ_{n<N} (I − H/ℓ)ⁿ b ≈ H⁻¹ b, with ℓ = scale ≥ ‖H‖ and N = terms; costs N − 1 products.
+
+    Args:
+        matvec: the product v ↦ H v.
+        b: the right-hand side [d].
+        scale: ℓ, an upper bound of ‖H‖.
+        terms: N, terms of the series; 0 gives 0.
+    """
     if terms < 1:
         return torch.zeros_like(b)
     term = b / scale
@@ -33,7 +40,15 @@ class CGResult(NamedTuple):
 def conjugate_gradients(
     matvec: Matvec, b: Tensor, *, steps: int, tolerance: float = 0.0, x0: Tensor | None = None
 ) -> CGResult:
-    """Solve H x = b for symmetric positive definite H; one product a step, and one more if x0 is given."""
+    """Solve H x = b for symmetric positive definite H; one product per step, and one more if x0 is given.
+
+    Args:
+        matvec: the product v ↦ H v.
+        b: the right-hand side [d].
+        steps: the most steps.
+        tolerance: ends earlier if ‖b − H x‖ ≤ tolerance · ‖b‖.
+        x0: where to start; 0 if not given.
+    """
     if not b.any():  # then the solution is zero, wherever one starts
         x0 = None
     x = torch.zeros_like(b) if x0 is None else x0

@@ -10,14 +10,23 @@ from torch import Tensor
 
 
 def uniform(n: int, like: Tensor | None = None) -> Tensor:
-    """The centre of the simplex, 1/n each."""
+    """The centre of the simplex, 1/n each.
+
+    Args:
+        n: how many clients.
+        like: a tensor with the dtype and device to use.
+    """
     if like is None:
         return torch.full((n,), 1.0 / n)
     return torch.full((n,), 1.0 / n, dtype=like.dtype, device=like.device)
 
 
 def project_simplex(v: Tensor) -> Tensor:
-    """Π_Δ(v), exactly, by one sort: O(n log n)."""
+    """Π_Δ(v), exactly, by one sort: O(n log n).
+
+    Args:
+        v: points [..., n].
+    """
     n = v.shape[-1]
     v = v - v.amax(-1, keepdim=True)  # only differences matter, and these keep their digits at any scale
     u = v.sort(dim=-1, descending=True).values
@@ -33,6 +42,10 @@ def project_capped_simplex(v: Tensor, cap: float) -> Tensor:
 
     The solution is clamp(v − t, 0, b); Σ clamp(v − t, 0, b) grows piecewise linearly as t falls, with kinks at v and
     v − b, so the right piece is found on the sorted kinks and solved in closed form.
+
+    Args:
+        v: points [..., n].
+        cap: b, the largest weight of one client; at least 1/n.
     """
     n = v.shape[-1]
     if not 1.0 / n <= cap * (1 + 1e-12):
@@ -66,6 +79,11 @@ def entropic_step(w: Tensor, gradient: Tensor, step: float) -> Tensor:
 
     A weight of zero stays zero. Gradients are measured from the least one that counts, so a common part of any size
     costs no digit and an exponent of any size neither over- nor underflows the sum.
+
+    Args:
+        w: client weights [..., n] on the simplex.
+        gradient: the gradient with respect to them, [..., n].
+        step: α, the step size.
     """
     absent = w == 0.0
     least = torch.where(absent, torch.inf, gradient).amin(-1, keepdim=True)

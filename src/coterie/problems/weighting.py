@@ -211,6 +211,23 @@ def weighting(
     """A weighting problem from raw shards, checked: the classes fit the model, the model fits the inputs.
 
     Where every client is a target: valid has one shard per client; tests one per group, or per client without groups.
+
+    Args:
+        shards: one training shard per client.
+        target: the validation shard that defines the goal; None if there is no target, or if every client is one.
+        model: the model, which is the start.
+        loss: "cross_entropy", "squared", or a function of (outputs, labels) that returns one number per row.
+        test: rows that are only measured.
+        valid: one validation shard per client, where every client is a target.
+        tests: one test shard per group or client; with valid.
+        groups: the group of each client, for tests; by default each client is its own.
+        friends: how many clients, the first ones, are known friends of the target; None if unknown.
+        collate: makes a shard of a list of items of unequal length.
+        l2: strength of the penalty ½ l2 ‖θ‖².
+        dtype: type of all numbers.
+        device: where they are computed.
+        measures: measures of your own beside loss and accuracy.
+        more: other fields of the problem, by name.
     """
     place: dict[str, Any] = {"dtype": dtype, "device": device}
     train = (shards if isinstance(shards, Stack) else pack(shards, collate=collate)).to(**place)

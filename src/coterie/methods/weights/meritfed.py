@@ -7,7 +7,7 @@ MD asks the target for the gradient on all its rows, SMD on a fresh batch each m
 (methods/weights/mirror.py). MD on fresh rows takes one block per round, SMD one per mirror step. The weights are
 warm-started from round to round unless `restart`. With a partial active set the mirror steps move weight among the
 active clients only; the others keep theirs. From the authors' code, off by default: `average` takes the mean of the
-mirror iterates, `cut` divides the exponent by 10 after that many rounds.
+mirror iterates, `cut` divides α by 10 after that many rounds.
 
 Beyond the paper. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one exchange
 is enough. `local_steps`: clients take local steps, and g_k = (x − x_k)/γ, so that φ judges the mean of their models.
