@@ -60,7 +60,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Path:
 
 
 @needs_fork
-@pytest.mark.parametrize("signals", [6, pytest.param(15, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("signals", [3, pytest.param(15, marks=pytest.mark.slow)])
 def test_signals_at_random_moments(tmp_path: Path, signals: int) -> None:
     """SIGKILL, SIGTERM and SIGINT in turn, half of the latter two twice; under faults, with two baselines."""
     calm, folder = tmp_path / "calm", tmp_path / "run"

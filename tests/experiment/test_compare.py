@@ -147,7 +147,7 @@ def test_the_command_compares_resumes_and_writes_tables(coterie: Command, tmp_pa
     assert "was made with method.step = 0.05, not 0.5" in other.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_whatever_ends_it_ends_the_runs_with_their_state_saved(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "c"
     words = ["compare", "--problem", "quadratic", "--methods", "fedavg", "--seeds", "0", "--rounds", "1000000"]

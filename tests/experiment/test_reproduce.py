@@ -132,6 +132,7 @@ def test_a_study_runs_and_is_read_again(coterie: Command, tmp_path: Path) -> Non
     assert "| FedNest | – |" in empty.out
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_go_on_is_said_with_its_reason_and_leaves_a_gap(
     coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

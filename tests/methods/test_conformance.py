@@ -163,7 +163,7 @@ def test_a_checkpoint_gives_the_state_back_bit_by_bit(case: Case, tmp_path: Path
     checks.a_checkpoint_gives_the_state_back(case, tmp_path)
 
 
-@every
+@pytest.mark.parametrize("case", sampled(CASES), ids=lambda case: f"{case.method}-{case.problem}")
 def test_an_interrupted_run_goes_on_bit_by_bit(case: Case, tmp_path: Path) -> None:
     checks.an_interrupted_run_goes_on_bit_by_bit(case, tmp_path)
 
@@ -175,7 +175,7 @@ def test_engines_agree_in_values_and_ledger(case: Case) -> None:
 
 
 @pytest.mark.chunk_free
-@first
+@some
 @pytest.mark.parametrize("mode", ["vmap", "sequential"])
 def test_chunks_do_not_change_a_bit(case: Case, mode: str) -> None:
     checks.chunks_do_not_change_a_bit(case, mode)
@@ -202,7 +202,7 @@ def test_some_clients_are_enough(case: Case, participation: dict[str, Any]) -> N
     checks.some_clients_are_enough(case, participation)
 
 
-@first
+@some
 @pytest.mark.parametrize("dtype", checks.BOTH)
 def test_weights_stay_on_the_simplex(case: Case, dtype: checks.Dtype) -> None:
     result = checks.weights_stay_on_the_simplex(case, dtype)

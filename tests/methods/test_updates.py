@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_conformance import FIRST, Case, assert_same, first
+from test_conformance import FIRST, Case, assert_same, first, some
 
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble
@@ -84,7 +84,7 @@ LOOSE: dict[str, dict[str, Any]] = {
 """Stages that change nothing."""
 
 
-@first
+@some
 def test_stages_that_change_nothing_change_no_bit(case: Case) -> None:
     config = case.config(rounds=2, dtype="float32")
     plain = run_rounds(assemble(config), None).state

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from networks import Broken, network, nodes
-from test_conformance import CASES, DISTILLERS, FIRST, Case, assert_near, recorded
+from test_conformance import CASES, DISTILLERS, FIRST, Case, assert_near, recorded, sampled
 
 from coterie.errors import UsageError
 from coterie.experiment.build import ONLY_SIMULATED, assemble, run_name
@@ -26,7 +26,7 @@ def deployable(case: Case) -> bool:
 
 
 EVERY = [case for case in CASES if deployable(case) and (case in FIRST or case.method in KEEPS)]
-every = pytest.mark.parametrize("case", EVERY, ids=lambda case: f"{case.method}-{case.problem}")
+every = pytest.mark.parametrize("case", sampled(EVERY), ids=lambda case: f"{case.method}-{case.problem}")
 keeping = pytest.mark.parametrize(
     "case", [case for case in EVERY if case.method in KEEPS], ids=lambda case: f"{case.method}-{case.problem}"
 )
