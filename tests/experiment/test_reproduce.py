@@ -108,6 +108,7 @@ def test_cells_as_text() -> None:
     assert cell_text({"mean": 0.015, "std": 4.5}, ".1e") == "1.5e-2 ± 4.5"
 
 
+@pytest.mark.slow
 def test_a_study_runs_and_is_read_again(coterie: Command, tmp_path: Path) -> None:
     arguments = [
         "reproduce",

@@ -150,6 +150,7 @@ def test_the_units_of_the_loss_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("mirror", ["joint", "trial"])
+@pytest.mark.slow
 def test_mean_estimation_finds_the_blocks_and_their_means(mirror: Any) -> None:
     """A model of group g comes as near to μ_g as the group's rows together allow: σ²d/(n G), not σ²d/n."""
     sizes, rows, d = (4, 6, 8), 40, 6

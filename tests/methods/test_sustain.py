@@ -1,5 +1,6 @@
 """sustain: plain single-loop descent without momentum, the recursion by hand, the series, traffic."""
 
+import pytest
 import torch
 from learners import a_quadratic, a_toy, federation, gradients, play, skewed
 
@@ -81,6 +82,7 @@ def test_the_series_tends_to_the_exact_hypergradient():
     torch.testing.assert_close(s.u, problem.exact.hypergradient(w), atol=1e-9, rtol=0)
 
 
+@pytest.mark.slow
 def test_it_finds_the_best_weights():
     problem = a_quadratic(curvature=1.0)
     s = play(sustain(step=0.3, series_step=0.5, local_steps=3, outer_step=0.1, **ALL), problem, 150)
