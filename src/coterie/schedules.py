@@ -207,16 +207,27 @@ def schedule(value: Any, name: str) -> Schedule:
     if isinstance(value, Schedule):
         return value
     if isinstance(value, str):
-        if value.startswith(FUNCTION):
-            raise UsageError(
-                f"{name} is the Python {value}, which no file can hold; call coterie.fit again with the same "
-                "arguments and out=, or give a list or a text such as cosine(0.1, 100)."
-            )
+        refuse_function(value, name, "a list or a text such as cosine(0.1, 100)")
         found: Schedule = called(value, "schedule", KINDS)
         return found
     if isinstance(value, Sequence):
         return _listed(list(value), name)
     return Schedule(f"{FUNCTION}{getattr(value, '__name__', type(value).__name__)}", lambda t: _plain(value(t)))
+
+
+def refuse_function(text: str, name: str, instead: str) -> None:
+    """Refuse the text that stands for a Python function in a record: no file can hold the function itself.
+
+    Args:
+        text: a value of a configuration.
+        name: the setting, for errors.
+        instead: what can be written into a file.
+    """
+    if text.startswith(FUNCTION):
+        raise UsageError(
+            f"{name} is the Python {text}, which no file can hold; call coterie.fit again with the same arguments and "
+            f"out=, or give {instead}."
+        )
 
 
 def _listed(values: list[Any], name: str) -> Schedule:

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie.errors import UsageError, unknown
 from coterie.measures import Measure
-from coterie.schedules import FUNCTION, called
+from coterie.schedules import FUNCTION, called, refuse_function
 
 Record = Sequence[Mapping[str, Any]]
 Function = Callable[[Any], Any]
@@ -151,11 +151,7 @@ def rule(value: Any) -> Rule:
     if isinstance(value, Rule):
         return value
     if isinstance(value, str):
-        if value.startswith(FUNCTION):
-            raise UsageError(
-                f"run.stop is the Python {value}, which no file can hold; call coterie.fit again with the same "
-                "arguments and out=, or give a text such as patience(validation_loss, 20)."
-            )
+        refuse_function(value, "run.stop", "a text such as patience(validation_loss, 20)")
         found: Rule = called(value, "stop rule", KINDS)
         return found
     if callable(value):
