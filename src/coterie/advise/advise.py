@@ -1,11 +1,10 @@
 """With whom should the target train, and is it worth it? An answer with intervals, from your own files.
 
-1. Screening (screening.py): one held-out comparison per partner, with placebos and Holm's correction.
-2. Learned weights, training alone and plain averaging, for every fold of several random orders of the target's rows:
-   the fold is the test, of the rest some rows train and the others judge the weights; alone, the target trains on all
-   of the rest. The weights are learned again on bootstrap resamples of the judging rows, so that their spread is seen.
-3. A paired test of learned weights against alone and against averaging, over the target's rows.
-4. What a training costs, how sure the answer is, and how many rows would make it sure.
+1. Models trained on the target's rows alone are asked at the partners: do their labels agree (agreement.py)?
+2. Weights are learned by the chosen method without each fold of several random orders of the target's rows.
+3. Alone, with those that agree, with all, or by learned weights: chosen by nested validation, trained to the end
+   (strategies.py), and compared with training alone in the measures people decide by (scores.py).
+4. A verdict on each partner with a probability (verdicts.py), what a training costs, and how sure the answer is.
 
 The answer is plain data (`advice.json`); pages and tables are made of it elsewhere.
 """
@@ -22,10 +21,16 @@ from scipy.stats import norm
 from torch import Tensor
 
 from coterie import machine
-from coterie.advise import screening
+from coterie.advise import strategies, verdicts
+from coterie.advise.agreement import LEVEL
 from coterie.advise.contributions import Contributions, contributions
-from coterie.advise.page import figure_text, signed
-from coterie.advise.screening import LEVEL, NEGLIGIBLE, Paired, Screened, ScreeningPlan
+from coterie.advise.mixtures import PARTNER_ROWS, TARGET_ROWS, Arms, Mixtures
+from coterie.advise.scores import EXPLAINED, Score, chosen, scarce, scores_for
+from coterie.advise.sentences import headline
+from coterie.advise.splits import Splits
+from coterie.advise.strategies import Chosen, Trial
+from coterie.advise.trees import boosted
+from coterie.advise.verdicts import Paired, Partner, paired
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import Parts, check_needs, federate
 from coterie.experiment.config import (
@@ -37,28 +42,26 @@ from coterie.experiment.config import (
     RunTable,
     default_baselines,
 )
-from coterie.experiment.loop import Result, run_rounds
-from coterie.experiment.records import prepare
+from coterie.experiment.loop import run_rounds
+from coterie.experiment.records import prepare, save_model
 from coterie.federation import Rows, Shard
 from coterie.federation.ledger import Ledger
 from coterie.methods.registry import method_entry
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.files import PreparedFiles, load_files
-from coterie.problems.tasks.supervised import Supervised
+from coterie.problems.files.problem import ME
 from coterie.problems.weighting import Weighting
 from coterie.report.results import ADVICE, PROGRESS
-from coterie.storage import write_atomically, write_json
+from coterie.storage import make_folder, write_atomically, write_json
 
-ALONE, AVERAGE = "local-train", "fedavg"
 SMALL = 1024  # shards up to so many rows are used whole in every step
 TUNED_BATCH = 128
-ANSWERS = {"yes": "Yes, train together", "no": "Stay alone", "not shown": "Undecided"}
-HELPFUL = {  # one partner, and several
-    "yes": ("helps", "help"),
-    "no": ("comes closest to helping", "come closest to helping"),
-    "not shown": ("is worth trying", "are worth trying"),
-}
+FOLDS = 5
+SURE, LIKELY = 0.95, 0.8
+FINAL_ROWS = 1 << 16  # of a holder that train the model that is delivered
+WORK = 1.6e9  # numbers times parameters that cross-fitting may touch, before it takes fewer orders
+MODELS_PER_ORDER = 300
 ONE_MACHINE = "advise trains on this machine"
 SIMULATED = "advise trains without simulated faults"
 UNCOMPRESSED = "advise sends updates as they are"
@@ -70,7 +73,7 @@ UNUSED = {  # settings that change nothing in an advice, and why; [faults] and [
     "run.record": BRIEF,
     "run.checkpoint": BRIEF,
     "run.log": BRIEF,
-    "run.baselines": "advise always compares with training alone and with plain averaging",
+    "run.baselines": "advise always compares with training alone and with everybody",
     **dict.fromkeys(("federation.compress", "federation.ratio", "federation.feedback"), UNCOMPRESSED),
     **dict.fromkeys((f"federation.{key}" for key in ("timeout", "retries", "quorum", "patience")), ONE_MACHINE),
 }
@@ -82,19 +85,27 @@ Say = Callable[[str], None]
 
 
 class Effort(NamedTuple):
-    """How much is done: orders of the target's rows, bootstrap resamples, and the screening's plan."""
+    """How much is done: orders of the target's rows, shuffles of every partner's labels, resamples for the weights."""
 
-    repeats: int = 2
+    repeats: int = 3
+    placebos: int = 199
     bootstraps: int = 5
-    plan: ScreeningPlan = ScreeningPlan()
 
 
-class StrategyResult(NamedTuple):
-    """Held-out errors [n] and right answers [n] of one strategy, by row, averaged over repeats, and one ledger."""
+class Found(NamedTuple):
+    """Everything that was found out, before it is put into words."""
 
-    errors: np.ndarray
-    right: np.ndarray | None
-    ledger: Ledger
+    score: Score
+    labels: np.ndarray
+    trial: Trial
+    partners: tuple[Partner, ...]
+    weights: np.ndarray
+    trees: np.ndarray | None
+    contributions: Contributions | None
+    repeats: int
+    training: Ledger
+    screening: Ledger
+    notes: tuple[str, ...]
 
 
 def advise(
@@ -103,34 +114,120 @@ def advise(
     effort: Effort = Effort(),  # noqa: B008
     *,
     values: str | None = None,
+    measure: str = "auto",
     say: Say = lambda text: None,
     force: bool = False,
 ) -> dict[str, Any]:
     """The advice as plain data; with a folder, advice.json and the model (MODEL_DIR of `coterie predict`) go there.
 
-    values is None, "loo" or "shapley": contributions beside the weights. say is called with progress messages.
+    Args:
+        config: run, problem and method; the problem is `files`.
+        folder: where advice.json, model/ and training/ go.
+        effort: how much is done.
+        values: "loo" or "shapley" for contributions beside the weights.
+        measure: what to decide by: a name, or "auto" (scores.py).
+        say: called with progress messages.
+        force: empty an existing folder first.
     """
     data = prepare_files(config, effort.repeats)
+    classes = len(data.preparation.classes) or None
+    labels = data.rows(data.span(0, 0, data.target_rows)).all().labels.numpy()
+    score = chosen(measure, labels, classes)
     if folder is not None:
         prepare(folder, force=force)
         write_atomically(folder / "config.toml", config.as_toml().encode())
         say = _logged(folder / PROGRESS, say)
     K, n = len(data.partners), data.target_rows
     say(f"{K} partners with {sum(h.rows for h in data.holders[:-1]):,} rows; {n:,} rows of your own")
-    draw = Draw.of(config.run.seed).phase("advise")
-    say(f"screening: {K} × {1 + effort.plan.placebos} models per fold, {effort.plan.folds} folds, trained together")
-    screened = screening.screen(data, effort.plan, draw.phase("screening"))
-    trials, weights = _strategies(data, config, effort, draw, say)
-    found = None if values is None else contributions(data, values, effort.plan, draw.phase("contributions"), say=say)
-    learned = trials[config.run.method]
-    gains = {name: trials[name].errors - learned.errors for name in (ALONE, AVERAGE)}
-    comparisons = {name: screening.paired(gain, effort.plan.folds) for name, gain in gains.items()}
-    advice = _advice(data, config, effort, screened, trials, weights, comparisons, found)
+    warnings = scarce(labels, data.preparation.classes) if classes else []
+    for warning in warnings:
+        say(f"warning: {warning}")
+    found = _find_out(data, config, effort, score, labels, values, folder, say)
+    advice = _advice(data, config, effort, found, warnings)
     if folder is not None:
         say("training the model on everything")
-        _final(data, config, folder / "model")
+        _deliver(data, found.trial, folder, advice["delivered"])
         write_json(folder / ADVICE, advice)
     return advice
+
+
+def _find_out(
+    data: PreparedFiles,
+    config: Config,
+    effort: Effort,
+    score: Score,
+    labels: np.ndarray,
+    values: str | None,
+    folder: Path | None,
+    say: Say,
+) -> Found:
+    """Learn weights, train every strategy, compare."""
+    K, n = len(data.partners), min(data.target_rows, TARGET_ROWS)
+    draw = Draw.of(config.run.seed).phase("advise")
+    repeats = _orders(data, n, effort.repeats)
+    splits = Splits.of(data.orders[:repeats], n, FOLDS, data.context.dtype)
+    mixtures = Mixtures(data, splits.masks, draw.phase("mixtures"))
+    learner = _Learner(data, config, splits, effort.bootstraps, draw)
+    say(f"learned weights: {repeats} order{'s' if repeats > 1 else ''} of your rows, {FOLDS} folds each")
+    learner.learn(None if folder is None else folder / "training")
+    say(f"alone, with those that agree, with all, learned weights: {repeats} × {FOLDS} folds, nested")
+    trial = strategies.trial(mixtures, splits, data.l2, learner.weights, effort.placebos, draw.phase("agreement"))
+    say(f"each of the {K} partners alone with you")
+    predicted, losses = strategies.with_each(mixtures, splits, trial.alone_l2)
+    labels = labels[:n]
+    lost = trial.row_losses[strategies.ALONE]
+    still = verdicts.improvement(float(trial.fewer_losses.mean()), float(lost.mean()), FOLDS)
+    own = 1.0 - strategies.shares(mixtures).double().numpy()
+    partners = verdicts.judged(
+        [(holder.name, holder.rows) for holder in data.holders[:-1]],
+        trial.agreement,
+        [paired(lost - losses[k], FOLDS, still * (1.0 - own[k] ** 2)) for k in range(K)],
+        [compared(score, predicted[k], trial, labels, own[k]) for k in range(K)],
+        float(lost.mean()),
+    )
+    classes = len(data.preparation.classes) or None
+    trees = boosted(mixtures.own.inputs, mixtures.own.labels, splits, classes, config.run.seed)
+    contributed = None
+    if values is not None:
+        contributed = contributions(data, values, draw.phase("contributions"), l2=trial.alone_l2, say=say)
+    return Found(
+        score,
+        labels,
+        trial,
+        partners,
+        learner.spread(),
+        trees,
+        contributed,
+        repeats,
+        learner.ledger,
+        mixtures.fed.ledger,
+        (learner.failure,) if learner.failure else (),
+    )
+
+
+def gains(score: Score, better: np.ndarray, worse: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """By order and row [R, n]: how much the first predictions [R, n, outputs] are better than the second."""
+    return np.stack([score.gains(*pair, labels) for pair in zip(better, worse, strict=True)])
+
+
+def compared(score: Score, predicted: np.ndarray, trial: Trial, labels: np.ndarray, own: float) -> Paired:
+    """Held-out predictions [R, n, outputs] against training alone, in a measure.
+
+    Training alone will gain from the rows of the fold that is left out. A model in which the target's rows have the
+    share own gains own² of that: its error falls as 1/(n + m), which changes with n by the square of n/(n + m).
+    """
+    alone = trial.predictions[strategies.ALONE]
+    fewer, more = (float(np.mean([score.value(p, labels) for p in many])) for many in (trial.fewer, alone))
+    sign = -1.0 if score.measure.higher else 1.0
+    less = verdicts.improvement(sign * fewer, sign * more, FOLDS) * (1.0 - own**2)
+    same = predicted is alone or np.array_equal(predicted, alone)
+    return paired(gains(score, predicted, alone, labels), FOLDS, 0.0 if same else less)
+
+
+def _orders(data: PreparedFiles, n: int, asked: int) -> int:
+    """How many orders of the rows can be afforded: all that are asked for, unless rows or parameters are many."""
+    rows = n + int(data.stack.counts.clamp(max=PARTNER_ROWS).sum())
+    return max(1, min(asked, int(WORK / (rows * data.model.size * MODELS_PER_ORDER))))
 
 
 def _logged(path: Path, say: Say) -> Say:
@@ -176,103 +273,103 @@ def _check_used(config: Config) -> None:
         raise UsageError(f"advise does not use these settings: {each}. Leave them out; `coterie run` uses them.")
 
 
-def _strategies(
-    data: PreparedFiles, config: Config, effort: Effort, draw: Draw, say: Say
-) -> tuple[dict[str, StrategyResult], np.ndarray]:
-    """Every strategy on every fold of every order; the learned weights of all runs, [runs, K + 1]."""
-    folds, n = effort.plan.folds, data.target_rows
-    learned = config.run.method
-    errors = {name: np.zeros((effort.repeats, n)) for name in (learned, ALONE, AVERAGE)}
-    right = {name: np.zeros((effort.repeats, n)) for name in errors}
-    ledgers: dict[str, Ledger] = {}
-    weights: list[Tensor] = []
-    trainer = _Trainer(data, config)
-    for r in range(effort.repeats):
-        say(f"learned weights, alone, averaging: order {r + 1} of {effort.repeats}, {folds} folds")
-        row = _original(data, r)
-        for f in range(folds):
-            first, last = -(-f * n // folds), -(-(f + 1) * n // folds)
-            problem = trainer.split(r, first, last - first)
-            test = data.rows(data.span(r, first, last - first)).all()
-            for name in errors:
-                result = trainer.train(name, problem, config.run.seed + r)
-                ledgers.setdefault(name, result.ledger)
-                theta = result.view.model
-                with torch.no_grad():
-                    mine = row[first:last]
-                    errors[name][r, mine] = screening.squared_errors(trainer.task, theta, test).double().cpu().numpy()
-                    if trainer.task.classes is not None:
-                        outputs = trainer.task.model(theta, test.inputs)
-                        right[name][r, mine] = (outputs.argmax(1) == test.labels).cpu().numpy()
-                if name == learned and result.view.weights is not None:
-                    weights.append(result.view.weights)
-    for b in range(effort.bootstraps):
-        first = -(-(b % folds) * n // folds)
-        problem = trainer.split(0, first, n // folds)
-        result = trainer.train(learned, _resampled(problem, draw.phase("bootstrap").step(b)), config.run.seed + b)
-        if result.view.weights is not None:
-            weights.append(result.view.weights)
-    classes = trainer.task.classes is not None
-    trials = {
-        name: StrategyResult(errors[name].mean(0), right[name].mean(0) if classes else None, ledgers[name])
-        for name in errors
-    }
-    return trials, torch.stack(weights).double().cpu().numpy() if weights else np.zeros((0, len(data.partners) + 1))
+class _Learner:
+    """Learns weights without each fold, from all rows, and on resamples of the rows that judge the weights."""
 
-
-def _original(data: PreparedFiles, order: int) -> np.ndarray:
-    """For each position of an order, the number of that row in a numbering common to all orders."""
-    return data.orders[order].numpy()
-
-
-class _Trainer:
-    """Trains any of the strategies on any split; mode and chunk are chosen once."""
-
-    def __init__(self, data: PreparedFiles, config: Config) -> None:
-        self.data, self.config = data, config
+    def __init__(self, data: PreparedFiles, config: Config, splits: Splits, bootstraps: int, draw: Draw) -> None:
+        self.data, self.config, self.splits = data, config, splits
+        self.bootstraps, self.draw = bootstraps, draw.phase("bootstrap")
         self.small = int(data.stack.counts.max()) <= SMALL
-        n = data.target_rows
-        problem = self.split(0, 0, n // 5)
-        assert isinstance(problem.task, Supervised)
-        self.task = problem.task
-        _, chosen = federate(problem, config.federation)
-        self.federation = config.federation.model_copy(update=chosen)
+        problem = self._split(0, 0)
+        _, fixed = federate(problem, config.federation)
+        self.federation = config.federation.model_copy(update=fixed)
+        self.settings = self._steady(dict(config.method))
+        self.learned: dict[tuple[int, int], Tensor] = {}
+        self.resampled: list[Tensor] = []
+        self.failure = ""
+        self.ledger = Ledger()
 
-    def split(self, order: int, first: int, tested: int) -> Weighting:
-        """Test rows from a position of an order's circle; of the others, own for training, the rest for the weights."""
-        n, settings = self.data.target_rows, self.config.problem
-        others = n - tested
-        own = round(settings["own"] / max(1e-9, 1.0 - settings["test"]) * others)
-        own = min(own, others - 2)
-        after = first + tested
+    def weights(self, r: int, f: int) -> Tensor | None:
+        """What was learned without fold f of order r, or from all rows (−1, −1); None where learning failed."""
+        return None if self.failure else self.learned[r, f]
+
+    def spread(self) -> np.ndarray:
+        """The weights of all trainings, [trainings, K + 1]."""
+        every = [*self.learned.values(), *self.resampled]
+        if self.failure or not every:
+            return np.zeros((0, len(self.data.partners) + 1))
+        return torch.stack(every).double().cpu().numpy()
+
+    def learn(self, folder: Path | None) -> None:
+        """All trainings; one that fails leaves learned weights out of the comparison, and the rest of the advice in."""
+        seed = self.config.run.seed
+        try:
+            for r in range(self.splits.repeats):
+                for f in range(self.splits.F):
+                    self.learned[r, f] = self._train(self._split(r, f), seed + r)
+            for b in range(self.bootstraps):
+                problem = _resampled(self._split(0, b % self.splits.F), self.draw.step(b))
+                self.resampled.append(self._train(problem, seed + b))
+            self.learned[-1, -1] = self._train(self._split(0, None), seed, folder)
+        except RunError as error:
+            self.failure = f"learned weights were left out: {error}"
+
+    def _steady(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The method's settings with steps that the curvature allows, and whole batches of small shards."""
+        if self.small and settings.get("batch") == TUNED_BATCH:
+            settings["batch"] = "all"  # sampling small shards would only add noise
+        model, most = self.data.model, steepest(self.data)
+        if model.linear and isinstance(settings.get("step"), float) and settings["step"] * most > 1.0:
+            settings["step"] = 1.0 / most
+        return settings
+
+    def _split(self, order: int, f: int | None) -> Weighting:
+        """Fold f of an order is the test; of the others, own rows for training, the rest for the weights."""
+        n, F, settings = self.data.target_rows, self.splits.F, self.config.problem
+        first, last = (0, 0) if f is None else (-(-f * n // F), -(-(f + 1) * n // F))
+        tested, others = last - first, n - last + first
+        own = min(round(settings["own"] / max(1e-9, 1.0 - settings["test"]) * others), others - 2)
         return self.data.problem(
-            self.data.span(order, after, own),
-            self.data.span(order, after + own, others - own),
+            self.data.span(order, last, own),
+            self.data.span(order, last + own, others - own),
             self.data.span(order, first, tested) if tested else None,
         )
 
-    def train(self, name: str, problem: Weighting, seed: int, folder: Path | None = None) -> Result:
-        """One training; a run that does not finish is an error that says why."""
-        config = self.config if name == self.config.run.method else self.config.for_baseline(name)
-        settings = dict(config.method)
-        if self.small and settings.get("batch") == TUNED_BATCH:
-            settings["batch"] = "all"  # sampling small shards would only add noise
-        method = method_entry(name).make(**settings)
+    def _train(self, problem: Weighting, seed: int, folder: Path | None = None) -> Tensor:
+        """The weights of one training; one that does not finish is an error that says why."""
+        config, name = self.config, self.config.run.method
+        method = method_entry(name).make(**self.settings)
         check_needs(method, problem, "files")
         rounds = config.run.rounds
         run = config.run.model_copy(
-            update={"method": name, "seed": seed, "record": rounds, "checkpoint": rounds, "baselines": [], "threads": 1}
+            update={"seed": seed, "record": rounds, "checkpoint": rounds, "baselines": [], "threads": 1}
         )
         fed, _ = federate(problem, self.federation)
-        changed = replace(config, run=run, method=settings, federation=self.federation)
-        parts = Parts(changed, problem, method, fed)
+        parts = Parts(replace(config, run=run, method=self.settings, federation=self.federation), problem, method, fed)
         if folder is not None:
             prepare(folder, force=True)
             write_atomically(folder / "config.toml", parts.config.as_toml().encode())
         result = run_rounds(parts, folder)
         if result.summary["outcome"] != "finished":
             raise RunError(f"{name} {result.summary['outcome']}: {result.summary['message']}")
-        return result
+        self.ledger = result.ledger
+        weights = result.view.weights
+        if weights is None:
+            raise UsageError(
+                f"advise needs a method that learns weights, and {name} learns none; `coterie list methods` says "
+                "which do."
+            )
+        return weights if len(weights) > len(self.data.partners) else torch.cat([weights, weights.new_zeros(1)])
+
+
+def steepest(data: PreparedFiles) -> float:
+    """The largest curvature that the loss of a linear model can have: the largest eigenvalue of its inputs' moments.
+
+    Softmax has curvature at most one half, least squares one.
+    """
+    rows = data.rows(data.span(0, 0, min(data.target_rows, TARGET_ROWS))).all().inputs.flatten(1).double()
+    largest = float(torch.linalg.matrix_norm(rows, 2)) ** 2 / len(rows) + 1.0
+    return largest * (0.5 if data.preparation.classes else 1.0)
 
 
 def _resampled(problem: Weighting, draw: Draw) -> Weighting:
@@ -285,40 +382,47 @@ def _resampled(problem: Weighting, draw: Draw) -> Weighting:
     return replace(problem, target=Shard(problem.task, problem.target.train, rows))
 
 
-def _final(data: PreparedFiles, config: Config, folder: Path) -> None:
-    """The model for use: learned weights, no row kept for a test."""
-    trainer = _Trainer(data, config)
-    trainer.train(config.run.method, trainer.split(0, 0, 0), config.run.seed, folder)
+def _deliver(data: PreparedFiles, trial: Trial, folder: Path, about: dict[str, Any]) -> None:
+    """The model for use, and the one of training alone: on all rows, each with what `coterie predict` needs."""
+    everything = torch.ones(1, min(data.target_rows, FINAL_ROWS), dtype=data.context.dtype)
+    mixtures = Mixtures(data, everything, Draw.of(data.context.seed).phase("deliver"), rows=FINAL_ROWS)
+    like = mixtures.start
+    nothing = data.span(0, 0, 1)
+    stored = data.problem(nothing, nothing, None).artifacts["preprocess.json"]
+    alone = Chosen(strategies.ALONE, torch.eye(len(trial.final.weights))[-1], trial.alone_l2)
+    for name, final in (("model", trial.final), ("alone", alone)):
+        arm = Arms(final.weights[None].to(like), torch.zeros(1, dtype=torch.int64), torch.tensor([final.l2]).to(like))
+        theta = mixtures.train(arm, exactly=True)[0]
+        make_folder(folder / name)
+        write_json(folder / name / "preprocess.json", stored)
+        save_model(folder / name / "model.safetensors", data.model.state_dict(theta), {"strategy": final.name})
+    write_json(folder / "model" / "delivered.json", about)
 
 
-def _advice(
-    data: PreparedFiles,
-    config: Config,
-    effort: Effort,
-    screened: Screened,
-    trials: dict[str, StrategyResult],
-    weights: np.ndarray,
-    comparisons: dict[str, Paired],
-    found: Contributions | None,
-) -> dict[str, Any]:
+def _advice(data: PreparedFiles, config: Config, effort: Effort, found: Found, warnings: list[str]) -> dict[str, Any]:
     """Everything as plain data."""
-    learned = config.run.method
-    unit = "Brier score" if data.preparation.classes else "squared error (in standard deviations of the label)"
+    trial, score = found.trial, found.score
+    weights = found.weights
     partners = []
-    for k, partner in enumerate(screened.partners):
+    for k, partner in enumerate(found.partners):
         share = weights[:, k] if len(weights) else np.zeros(1)
         low, high = np.percentile(share, [2.5, 97.5])
         weight = {"value": float(share.mean()), "low": float(low), "high": float(high)}
-        entry = {**screening.as_dict(partner), "weight": weight}
-        partners.append(entry if found is None else {**entry, "contribution": found.values[k]})
-    against_alone = comparisons[ALONE]
-    error = float(trials[ALONE].errors.mean())
-    worth = _worth(against_alone, error)
-    cost = trials[learned].ledger.total
-    spent = screened.ledger.total
-    needed = _rows_needed(against_alone, data.target_rows)
-    return {
-        "version": 1,
+        entry = {**partner.as_dict(), "weight": weight, "delivered_weight": float(trial.final.weights[k])}
+        contributed = found.contributions
+        partners.append(entry if contributed is None else {**entry, "contribution": contributed.values[k]})
+    against = {
+        name: compared(score, predicted, trial, found.labels, float(trial.own[name]))
+        for name, predicted in trial.predictions.items()
+    }
+    delivered = against["delivered"]
+    worth = worth_it(trial.final.name, delivered, score)
+    lost = trial.losses
+    scores = scores_for(len(data.preparation.classes) or None)
+    table = {name: _values(scores, predicted, found.labels) for name, predicted in trial.predictions.items()}
+    training, screening = found.training.total, found.screening.total
+    advice: dict[str, Any] = {
+        "version": 2,
         "data": {
             "clients": config.problem["clients"],
             "target": config.problem["target"],
@@ -331,99 +435,75 @@ def _advice(
             "parameters": data.model.size,
         },
         "worth_it": worth,
-        "headline": _headline(worth, screened, float(trials[learned].errors.mean()), error, against_alone, needed),
-        "measure": unit,
+        "measure": {**score.measure.as_dict(), "explained": EXPLAINED[score.name]},
+        "measures": [{**each.measure.as_dict(), "explained": EXPLAINED[each.name]} for each in scores],
         "partners": partners,
         "own_weight": float(weights[:, -1].mean()) if len(weights) else None,
         "strategies": {
-            _called(name, learned): {
-                "method": name,
-                "error": float(trial.errors.mean()),
-                "accuracy": None if trial.right is None else float(trial.right.mean()),
-                "rounds": trial.ledger.total.rounds,
-                "bytes": trial.ledger.total.bytes_up + trial.ledger.total.bytes_down,
+            name: {
+                "values": table[name],
+                "loss": lost[name],
+                "gain": against[name].interval._asdict(),
+                "probability": against[name].probability,
+                "picked": trial.picks.get(name),
             }
-            for name, trial in trials.items()
+            for name in table
         },
-        "comparison": {
-            _called(name, learned): {
-                "gain": one.interval._asdict(),
-                "relative": one.interval.value / max(1e-12, float(trials[name].errors.mean())),
-                "t": one.t,
-                "p_better": one.p_upper,
-                "p_worse": one.p_lower,
-                "effect_size": one.effect,
-            }
-            for name, one in comparisons.items()
+        "delivered": {
+            "strategy": trial.final.name,
+            "partners": [p.name for p, w in zip(found.partners, trial.final.weights.tolist(), strict=False) if w > 0.0],
+            "weights": dict(zip((*(p.name for p in found.partners), ME), trial.final.weights.tolist(), strict=True)),
+            "l2": trial.final.l2,
+            "values": table["delivered"],
+            "gain": delivered.interval._asdict(),
+            "probability": delivered.probability,
         },
+        "trees": None if found.trees is None else {"values": _values(scores, found.trees, found.labels)},
         "cost": {
-            "training": {"rounds": cost.rounds, "bytes": cost.bytes_up + cost.bytes_down},
-            "screening": {"rounds": spent.rounds, "bytes": spent.bytes_up + spent.bytes_down},
-            "trainings": 3 * effort.repeats * effort.plan.folds + effort.bootstraps,
+            "training": {"rounds": training.rounds, "bytes": training.bytes_up + training.bytes_down},
+            "screening": {"rounds": screening.rounds, "bytes": screening.bytes_up + screening.bytes_down},
+            "trainings": len(weights),
         },
-        "certainty": {"target_rows": data.target_rows, "rows_needed": needed, "bound": _bound_terms(data)},
-        "contributions": None if found is None else found.as_dict(weights.mean(0).tolist() if len(weights) else None),
-        "plan": {**effort.plan._asdict(), "repeats": effort.repeats, "bootstraps": effort.bootstraps, "level": LEVEL},
-        "notes": list(data.notes),
+        "certainty": {
+            "target_rows": data.target_rows,
+            "rows_needed": _rows_needed(delivered, data.target_rows),
+            "bound": _bound_terms(data),
+        },
+        "contributions": None
+        if found.contributions is None
+        else found.contributions.as_dict(weights.mean(0).tolist() if len(weights) else None),
+        "plan": {**effort._asdict(), "repeats": found.repeats, "folds": FOLDS, "level": LEVEL},
+        "warnings": warnings,
+        "notes": [*data.notes, *found.notes],
         "findings": [finding._asdict() for finding in data.findings],
         "seed": config.run.seed,
     }
+    return {**advice, "headline": headline(advice)}
 
 
-def _called(name: str, learned: str) -> str:
-    return {learned: "learned", ALONE: "alone", AVERAGE: "average"}[name]
+def _values(scores: tuple[Score, ...], predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Every measure of held-out predictions [R, n, outputs], averaged over orders."""
+    return {each.name: float(np.mean([each.value(p, labels) for p in predicted])) for each in scores}
 
 
-def _worth(one: Paired, error: float) -> str:
-    """yes, no, or not shown: whether learned weights beat training alone."""
-    if one.p_upper <= LEVEL:
-        return "yes"
-    if one.p_lower <= LEVEL or one.interval.high < NEGLIGIBLE * error:
+def worth_it(strategy: str, gain: Paired, score: Score) -> str:
+    """yes, probably, not shown, or no: whether training together beats training alone."""
+    if strategy == strategies.ALONE or gain.interval.high <= 0.0:
         return "no"
-    return "not shown"
+    if gain.probability >= SURE:
+        return "yes"
+    return "probably" if gain.probability >= LIKELY else "not shown"
 
 
-def _headline(worth: str, screened: Screened, together: float, alone: float, one: Paired, needed: int | None) -> str:
-    """The answer with its number and interval, then who helps and who harms."""
-    total = len(screened.partners)
-    by = {v: [p.name for p in screened.partners if p.verdict == v] for v in ("helps", "harms")}
-    answer = ANSWERS["not shown" if worth == "yes" and not by["helps"] else worth]
-    value, low, high = one.interval
-    gain = f"a gain of {figure_text(value)}" if value >= 0 else f"a loss of {figure_text(-value)}"
-    errors = f"{figure_text(together)} with learned weights and {figure_text(alone)} alone"
-    interval = f"95 % interval of the gain: {signed(low)} to {signed(high)}"
-    sentences = [f"{answer}: the error on your rows is {errors}, {gain} ({interval})."]
-    if worth == "not shown":
-        more = "" if needed is None else f"; about {needed:,} rows of your own would probably decide it"
-        sentences.append(f"This may be chance{more}.")
-    if by["helps"]:
-        what = HELPFUL[worth][len(by["helps"]) > 1]
-        sentences.append(f"{_named(by['helps'], total)} {what}.")
-    else:
-        reason = ", so this gain may have other reasons" if worth == "yes" else ""
-        sentences.append(f"None of the {total} partners helps on its own{reason}.")
-    if by["harms"]:
-        sentences.append(f"{_named(by['harms'], total)} harm{'s' if len(by['harms']) == 1 else ''} if averaged in.")
-    return " ".join(sentences)
-
-
-def _named(names: list[str], total: int) -> str:
-    if len(names) == total and total > 2:
-        return f"All {total} partners"
-    if len(names) > 6:
-        return f"{len(names)} of {total} partners"
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
-def _rows_needed(one: Paired, n: int) -> int | None:
+def _rows_needed(gain: Paired, n: int) -> int | None:
     """Rows of the target with which a gain as large as the one seen would be shown in four cases of five.
 
     t grows as √n. None where nothing was gained, so that no number of rows would show it.
     """
-    if one.t <= 0.05:
+    if gain.t <= 0.05:
         return None
     wanted = float(norm.ppf(1 - LEVEL) + norm.ppf(0.8))
-    return ceil(n * (wanted / one.t) ** 2)
+    return ceil(n * (wanted / gain.t) ** 2)
 
 
 def _bound_terms(data: PreparedFiles) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
 """What each partner adds: leave-one-out and truncated Monte Carlo Shapley values, beside learned weights.
 
-The value v(S) of a set S of partners is minus the held-out squared error of a model trained on the target's rows and
-those of S, every holder weighted by its rows (at most half for all partners together).
+The value v(S) of a set S of partners is minus the held-out loss of a model trained to the end on the target's rows and
+those of S, every row counting the same.
 
 leave-one-out   v(all) − v(all but k): K + 1 trainings. Blind to partners that can stand in for each other.
 Shapley         the mean over random orders of v(those before k and k) − v(those before k) (Ghorbani and Zou 2019). An
@@ -16,16 +16,15 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor
-from torch.func import vmap
 
-from coterie.advise.screening import PARTNER_ROWS, TARGET_ROWS, ScreeningPlan, activations, at_once, errors_after, pool
+from coterie.advise.mixtures import TARGET_ROWS, Arms, Mixtures
+from coterie.advise.splits import Splits
 from coterie.errors import UsageError
-from coterie.federation import RESULT, Batch, Federation, LocalEngine, Shard, Static, work
-from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 from coterie.problems.files import PreparedFiles
 
 ORDERS = 20
+FOLDS = 5
 TOLERANCE = 0.01  # of the whole value, below which an order is cut short
 MOST = 30  # partners: beyond, the number of sets is no small problem
 
@@ -63,9 +62,10 @@ def most_trainings(kind: str, partners: int, orders: int = ORDERS) -> int:
 def contributions(
     data: PreparedFiles,
     kind: str,
-    plan: ScreeningPlan = ScreeningPlan(),  # noqa: B008
     draw: Draw | None = None,
     *,
+    folds: int = FOLDS,
+    l2: float | None = None,
     orders: int = ORDERS,
     tolerance: float = TOLERANCE,
     say: Callable[[str], None] = lambda text: None,
@@ -78,8 +78,8 @@ def contributions(
         raise UsageError(f"contributions of {K} partners would take too long; they are for at most {MOST}.")
     draw = Draw.of(data.context.seed).phase("contributions") if draw is None else draw
     most = most_trainings(kind, K, orders)
-    say(f"{kind}: at most {most} trainings on {plan.folds} folds each, all of a stage at once")
-    game = _Game(data, plan, draw)
+    say(f"{kind}: at most {most} trainings on {folds} folds each, all of a stage at once")
+    game = _Game(data, folds, data.l2 if l2 is None else l2, draw)
     everyone, nobody = frozenset(range(K)), frozenset[int]()
     whole, empty = game.values([everyone, nobody])
     if kind == "loo":
@@ -87,7 +87,7 @@ def contributions(
         values = [whole - one for one in without]
     else:
         values = _shapley(game, K, orders, tolerance * abs(whole - empty), whole, empty, draw)
-    moved = game.fed.ledger.total
+    moved = game.mixtures.fed.ledger.total
     return Contributions(
         kind, values, len(game.known), most, whole, empty, moved.rounds, moved.bytes_up + moved.bytes_down
     )
@@ -111,51 +111,30 @@ def _shapley(
 class _Game:
     """v(S) for any sets, each trained once."""
 
-    def __init__(self, data: PreparedFiles, plan: ScreeningPlan, draw: Draw) -> None:
+    def __init__(self, data: PreparedFiles, folds: int, l2: float, draw: Draw) -> None:
         n = min(data.target_rows, TARGET_ROWS)
-        span = data.span(0, 0, n)
-        problem = data.problem(span._replace(length=0), span, None)
-        self.plan, self.draw, self.start = plan, draw, problem.start
-        self.most = min(PARTNER_ROWS, problem.train.capacity)
-        each = plan.folds * activations(problem)
-        chunk = at_once(ORDERS * each * self.most)
-        self.chunk = at_once(each * n)
-        self.fed = Federation.on(LocalEngine(problem.task, problem.train, None, problem.target, chunk=chunk))
-        self.sizes = problem.train.counts.clamp(max=self.most).to(problem.start)
-        self.own = n * (1.0 - 1.0 / plan.folds)
+        self.splits = Splits.of(data.orders[:1], n, folds, data.context.dtype)
+        self.mixtures = Mixtures(data, self.splits.masks, draw)
+        self.l2, self.n = l2, n
         self.known: dict[Members, float] = {}
 
     def values(self, sets: Sequence[Members]) -> list[float]:
         """v of each."""
-        new = list(dict.fromkeys(one for one in sets if one not in self.known))
+        new = list(dict.fromkeys(members for members in sets if members not in self.known))
         if new:
-            for one, error in zip(new, self._errors(new).mean(1).tolist(), strict=True):
-                self.known[one] = -error
-        return [self.known[one] for one in sets]
+            self.known |= dict(zip(new, (-self._losses(new)).tolist(), strict=True))
+        return [self.known[members] for members in sets]
 
-    def _errors(self, sets: Sequence[Members]) -> Tensor:
-        """Held-out errors [A, n] of the models of these sets, trained together."""
-        plan, fed = self.plan, self.fed
-        member = torch.zeros(len(sets), fed.n, dtype=self.start.dtype)
-        for a, one in enumerate(sets):
-            member[a, sorted(one)] = 1.0
-        rows = member * self.sizes
-        together = rows.sum(1, keepdim=True)
-        share = (together / (together + self.own)).clamp(max=0.5)
-        W = share * rows / together.clamp(min=1.0)  # [A, K]
-
-        def mixed(x: Tensor, own: Tensor) -> Tensor:
-            given, ids = fed.gather(set_gradients, x, draw=self.draw, rows=self.most)
-            return (1.0 - share)[:, :, None] * own + torch.einsum("ak,kafd->afd", W[:, ids], given)
-
-        return errors_after(mixed, fed, self.start, len(sets), plan, self.chunk, self.draw)
-
-
-@work("contributions/set-gradients", update=RESULT)
-def set_gradients(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """∇L_k at the models of all sets, [A, F, d]."""
-    rows = shard.train
-    assert rows is not None
-    index, weight = pool(rows, static.rows, draw)
-    batch = Batch(rows.take(index).columns, weight)
-    return vmap(vmap(lambda theta: shard.task.gradient(theta, batch)))(shared)
+    def _losses(self, sets: Sequence[Members]) -> Tensor:
+        """Held-out losses [A] of the models of these sets, trained together."""
+        mixtures, F = self.mixtures, self.splits.F
+        rows = torch.zeros(len(sets), mixtures.partners + 1).to(mixtures.start)
+        rows[:, -1] = self.n
+        for a, members in enumerate(sets):
+            rows[a, sorted(members)] = mixtures.sizes[sorted(members)]
+        share = self.n / rows.sum(1, keepdim=True)
+        weights = (rows / rows.sum(1, keepdim=True)).repeat_interleave(F, 0)
+        penalties = (self.l2 * share).repeat_interleave(F)
+        thetas = mixtures.train(Arms(weights, self.splits.outer.repeat(len(sets)), penalties))
+        on = self.splits.folds[0] == torch.arange(F)[:, None]
+        return (mixtures.row_losses(thetas).view(len(sets), F, -1) * on).sum((1, 2)) / self.n

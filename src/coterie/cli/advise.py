@@ -21,8 +21,9 @@ def advise(
     method: Annotated[str | None, typer.Option(help="What learns the weights; see `coterie list methods`.")] = None,
     rounds: Annotated[int | None, typer.Option(help=f"Rounds of each training; by default {ROUNDS}.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes splits, starts and every draw.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, max=50, help="Random orders of your rows, of 5 folds each.")] = 2,
-    placebos: Annotated[int, typer.Option(min=5, max=200, help="Shuffled copies of each partner.")] = 20,
+    measure: Annotated[str, typer.Option(help="What to decide by: auto, auc, accuracy, brier, r2, mae …")] = "auto",
+    repeats: Annotated[int, typer.Option(min=1, max=50, help="Random orders of your rows, of 5 folds each.")] = 3,
+    placebos: Annotated[int, typer.Option(min=99, max=9999, help="Shuffles of every partner's labels.")] = 199,
     bootstraps: Annotated[int, typer.Option(min=0, max=200, help="Resamples of the rows that judge weights.")] = 5,
     contributions: Annotated[
         str | None, typer.Option(metavar="loo|shapley", help="Also find what each partner adds; prints the cost first.")
@@ -37,7 +38,6 @@ def advise(
     from coterie.advise.advise import Effort
     from coterie.advise.advise import advise as find_out
     from coterie.advise.page import show, write
-    from coterie.advise.screening import ScreeningPlan
     from coterie.experiment import config as configuration
     from coterie.plugins import typed
     from coterie.report.terminal import console_for
@@ -53,9 +53,15 @@ def advise(
     resolved = configuration.load(config, sets, flags)
     folder = out or new_folder("advice")
     console = console_for(json)
-    effort = Effort(repeats, bootstraps, ScreeningPlan(placebos=placebos))
+    effort = Effort(repeats, placebos, bootstraps)
     advice = find_out(
-        resolved, folder, effort, values=contributions, say=lambda text: console.print(f"· {text}"), force=force
+        resolved,
+        folder,
+        effort,
+        values=contributions,
+        measure=measure,
+        say=lambda text: console.print(f"· {text}"),
+        force=force,
     )
     write(folder)
     if json:

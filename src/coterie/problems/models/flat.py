@@ -149,6 +149,10 @@ class FlatModel:
         moved.start = self.start.to(device=device, dtype=dtype)
         return moved
 
+    def penalised(self) -> Tensor:
+        """1 for the entries of θ that a quadratic penalty should hold down, 0 for offsets and scales, [d]."""
+        return torch.cat([self.start.new_full((length,), float(len(shape) > 1)) for _, shape, length in self._layout])
+
     def called_with(self, names: tuple[str, ...]) -> "FlatModel":
         """The same model, whose inputs are given by these names."""
         self.names = names

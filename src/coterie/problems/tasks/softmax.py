@@ -12,6 +12,8 @@ from torch import Tensor
 
 from coterie.federation import Batch
 
+LEAST = -40.0  # of log p: below it p is no number that matters, and soon one that processors are slow with
+
 
 def softmax_gradient(theta: Tensor, batch: Batch) -> Tensor:
     """∇L on a batch."""
@@ -19,6 +21,18 @@ def softmax_gradient(theta: Tensor, batch: Batch) -> Tensor:
     p = torch.softmax(_scores(theta, x), 0)
     labels = batch.labels.long()[None]
     return _outer(p.scatter_add(0, labels, p.new_full((), -1.0).expand(1, len(x))), x, batch)
+
+
+def softmax_value_and_gradient(theta: Tensor, batch: Batch) -> Tensor:
+    """(L, ∇L) on a batch, [1 + d], by one pass."""
+    x = batch.inputs.flatten(1)
+    log_p = torch.log_softmax(_scores(theta, x), 0)
+    labels = batch.labels.long()[None]
+    right = log_p.gather(0, labels)[0]
+    value = right.mean() if batch.weight is None else (right * batch.weight).sum() / batch.weight.sum()
+    p = log_p.clamp(min=LEAST).exp()
+    e = p.scatter_add(0, labels, log_p.new_full((), -1.0).expand(1, len(x)))
+    return torch.cat([-value[None], _outer(e, x, batch)])
 
 
 def softmax_product(theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
@@ -42,4 +56,4 @@ def _outer(e: Tensor, x: Tensor, batch: Batch) -> Tensor:
     return torch.cat([(e @ x).reshape(-1), e.sum(1)])
 
 
-__all__ = ["softmax_gradient", "softmax_product"]
+__all__ = ["softmax_gradient", "softmax_product", "softmax_value_and_gradient"]
