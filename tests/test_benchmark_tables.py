@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks.tables import adapter, references, runs, summary
+from benchmarks.tables import adapter, faults, references, runs, summary
 from benchmarks.tables.__main__ import THREADS, main
 from benchmarks.tables.scenario import CANDIDATES, CELLS, altered, fitted, scenario
 from benchmarks.tables.sources import SOURCES, Source, Table, table
@@ -114,6 +114,28 @@ def test_csv_holds_numbers_words_and_gaps(tmp_path: Path) -> None:
     assert [float(line["x_0"]) for line in lines] == drawn.own.numbers[:, 0].tolist()
     assert {line["word"] for line in lines} == {"a", "b", ""}
     assert sum(line["x_2"] == "" for line in lines) == int(np.isnan(drawn.own.numbers[:, 2]).sum())
+
+
+def test_planted_faults_count_as_found_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = made(rows=ROWS)
+    assert faults.tried(rows, "none", 150, 0) == (None, [])
+    assert faults.tried(rows, "unit × 1000", 150, 0) == (True, [])
+    assert faults.tried(made("regression", ROWS), "classes in other capitals", 150, 0) == (None, [])
+    monkeypatch.setattr(adapter, "questioned", lambda *arguments: [("site-02.csv", "column 'x_0' is odd")])
+    found, others = faults.tried(rows, "unit × 1000", 150, 0)
+    assert not found
+    assert others == ["site-02.csv: column 'x_0' is odd"]
+
+
+@pytest.mark.parametrize("name", [name for name in faults.FAULTS if name != faults.NO_FAULT])
+def test_every_fault_changes_files(name: str, tmp_path: Path) -> None:
+    drawn = scenario(made(rows=ROWS), "friends", 150, 0)
+    drawn.write(tmp_path)
+    before = {path: path.read_text() for path in tmp_path.rglob("*.csv")}
+    planted = faults.FAULTS[name](tmp_path, drawn, np.random.default_rng(0))
+    assert planted is not None
+    changed = [path.name for path in tmp_path.rglob("*.csv") if before.get(path) != path.read_text()]
+    assert changed == [planted.file] if planted.file else len(changed) == len(before)
 
 
 def test_measures_agree_with_scikit_learn() -> None:

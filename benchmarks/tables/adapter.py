@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.tables.references import aligned
-from coterie.advise.advise import ALONE, Effort, advise
+from coterie.advise.advise import ALONE, Effort, advise, prepare_files
 from coterie.advise.screening import ScreeningPlan
 from coterie.errors import CoterieError
 from coterie.experiment import config as configuration
@@ -95,6 +95,18 @@ def _configured(folder: Path, label: str, seed: int, settings: Mapping[str, Any]
     return configuration.load(None, dict(settings), flags)
 
 
+def questioned(folder: Path, label: str, seed: int) -> list[tuple[str, str]]:
+    """(file, what) of all that is found in a scenario's files before training; nothing is trained."""
+    try:
+        prepared = prepare_files(_configured(folder, label, seed, {}, True), 1)
+    except BadFiles as error:
+        return [(one.file, one.what) for one in error.findings]
+    except CoterieError as error:
+        return [("", str(error))]
+    known = [(one.file, one.what) for one in prepared.findings]
+    return known + [("", note) for note in prepared.notes if not any(what in note for _, what in known)]
+
+
 def read(found: Mapping[str, Any]) -> Advice:
     """What advice.json says."""
     partners = tuple(
@@ -122,7 +134,8 @@ def _interval(given: Mapping[str, float]) -> tuple[float, float, float]:
 
 
 def _value(given: Any) -> float | None:
-    return given["value"] if isinstance(given, Mapping) else given
+    found: float | None = given["value"] if isinstance(given, Mapping) else given
+    return found
 
 
 def predicted(folder: Path, file: Path, classes: Sequence[str]) -> np.ndarray:

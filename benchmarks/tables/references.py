@@ -100,12 +100,13 @@ def boosted(train: Table, test: Table, classes: Sequence[str]) -> np.ndarray:
     """Histogram gradient boosting with scikit-learn's defaults."""
     encode = Encoder(train, fill=False)
     if train.kind == "regression":
-        return HistGradientBoostingRegressor(random_state=0).fit(encode(train), train.labels).predict(encode(test))
+        model = HistGradientBoostingRegressor(random_state=0).fit(encode(train), train.labels)
+        return np.asarray(model.predict(encode(test)))
     if len(set(train.labels)) == 1:
         return aligned(np.ones((test.rows, 1)), [train.labels[0]], classes)
-    model = HistGradientBoostingClassifier(random_state=0, early_stopping=False)
-    model.fit(encode(train), train.labels.astype(str))
-    return aligned(model.predict_proba(encode(test)), model.classes_, classes)
+    classifier = HistGradientBoostingClassifier(random_state=0, early_stopping=False)
+    classifier.fit(encode(train), train.labels.astype(str))
+    return aligned(classifier.predict_proba(encode(test)), classifier.classes_, classes)
 
 
 def aligned(shares: np.ndarray, found: Sequence[str], classes: Sequence[str]) -> np.ndarray:
@@ -173,7 +174,7 @@ def spread_of_difference(one: np.ndarray, other: np.ndarray, truth: np.ndarray, 
 
 def single_threaded(work: Callable[[], Any]) -> Any:
     """Run it with one thread in scikit-learn and numpy."""
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     with threadpool_limits(1):
         return work()

@@ -140,9 +140,9 @@ def _number(labels: np.ndarray, kind: str, draw: np.random.Generator) -> np.ndar
     if kind == "permuted":
         return draw.permutation(labels)
     if kind == "flipped":
-        return 2 * labels.mean() - labels
+        return np.asarray(2 * labels.mean() - labels)
     if kind in DEVIATIONS:
-        return labels + DEVIATIONS[kind] * labels.std() * draw.standard_normal(len(labels))
+        return np.asarray(labels + DEVIATIONS[kind] * labels.std() * draw.standard_normal(len(labels)))
     return labels
 
 
@@ -155,7 +155,7 @@ def _class(labels: np.ndarray, kind: str, draw: np.random.Generator) -> np.ndarr
     if kind in SHARES:
         wrong = draw.permutation(len(labels)) < round(SHARES[kind] * len(labels))
         other = codes + draw.integers(1, max(2, len(names)), len(labels))
-        return names[np.where(wrong, other, codes) % len(names)]
+        return np.asarray(names[np.where(wrong, other, codes) % len(names)])
     return labels
 
 

