@@ -208,6 +208,17 @@ def test_what_is_stored_is_not_run_again(folder: Path, monkeypatch: pytest.Monke
     (folder / calls[0].file).unlink()
 
 
+def test_an_advice_that_fails_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(adapter, "advise", fails)
+    found = runs.measured(runs.Run("made", "one", 80, 0), table=made(rows=ROWS), quick=True)
+    assert found["error"] == "ValueError: no such luck"
+    assert [one["verdict"] for one in found["partners"]] == [None] * 10
+    assert "scores" not in found
+
+
 def test_a_missing_package_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.tables.references import aligned
 from coterie.advise.advise import ALONE, Effort, advise, prepare_files
 from coterie.advise.screening import ScreeningPlan
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, RunError
 from coterie.experiment import config as configuration
 from coterie.experiment.predict import predict
 from coterie.experiment.run import run
@@ -23,7 +23,6 @@ from coterie.problems.files.findings import BadFiles
 HELPS, HARMS = "helps", "harms"
 VERDICTS = ("helps", "may help", "neutral", "no use", "cannot tell", "harms")
 MEASURES = {"Brier score": "brier", "AUC": "auc", "accuracy": "accuracy", "R²": "r2", "MAE": "mae"}
-QUICK = Effort(1, 0, ScreeningPlan(placebos=5, steps=20))
 QUICK_ROUNDS = 5
 
 
@@ -69,14 +68,14 @@ def asked(folder: Path, label: str, seed: int, *, quick: bool = False) -> Advice
             stopped = tuple((one.file, one.what) for one in error.findings)
             settings = {"problem.repair": True}
             found = _advised(folder, label, seed, settings, quick)
-    except CoterieError as error:
+    except Exception as error:  # whatever ends an advice is a result of the grid
         return Advice((), "", "", (), stopped, process_time() - start, f"{type(error).__name__}: {error}")
     seconds = process_time() - start
     return read(found)._replace(stopped=stopped, seconds=seconds)
 
 
 def _advised(folder: Path, label: str, seed: int, settings: Mapping[str, Any], quick: bool) -> Mapping[str, Any]:
-    effort = QUICK if quick else Effort()
+    effort = Effort(1, 0, ScreeningPlan(placebos=5, steps=20)) if quick else Effort()
     return advise(_configured(folder, label, seed, settings, quick), folder / "advice", effort, force=True)
 
 
@@ -162,7 +161,10 @@ def alone_model(folder: Path, label: str, seed: int, *, repaired: bool, quick: b
             return stored
     settings = {"problem.repair": True} if repaired else {}
     config = _configured(folder, label, seed, {**settings, "problem.test": 0.0, "run.method": ALONE}, quick)
-    summary = run(config, folder / "alone", lambda name, is_baseline: None, force=True)
+    try:
+        summary = run(config, folder / "alone", lambda name, is_baseline: None, force=True)
+    except RunError:
+        return None
     return folder / "alone" if summary["outcome"] == "finished" else None
 
 
