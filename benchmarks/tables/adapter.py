@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.tables.references import aligned
-from coterie.advise.advise import ALONE, Effort, advise, prepare_files
-from coterie.advise.screening import ScreeningPlan
-from coterie.errors import CoterieError, RunError
+from coterie.advise.advise import Effort, advise, prepare_files
+from coterie.errors import CoterieError
 from coterie.experiment import config as configuration
 from coterie.experiment.predict import predict
-from coterie.experiment.run import run
 from coterie.problems.files.findings import BadFiles
 
 HELPS, HARMS = "helps", "harms"
-VERDICTS = ("helps", "may help", "neutral", "no use", "cannot tell", "harms")
-MEASURES = {"Brier score": "brier", "AUC": "auc", "accuracy": "accuracy", "R²": "r2", "MAE": "mae"}
+VERDICTS = ("helps", "may help", "no use", "cannot tell", "harms")
+MEASURES = {"squared_error": "mse"}  # where the grid has another name
 QUICK_ROUNDS = 5
 
 
@@ -75,7 +73,7 @@ def asked(folder: Path, label: str, seed: int, *, quick: bool = False) -> Advice
 
 
 def _advised(folder: Path, label: str, seed: int, settings: Mapping[str, Any], quick: bool) -> Mapping[str, Any]:
-    effort = Effort(1, 0, ScreeningPlan(placebos=5, steps=20)) if quick else Effort()
+    effort = Effort(1, 99, 0) if quick else Effort()
     return advise(_configured(folder, label, seed, settings, quick), folder / "advice", effort, force=True)
 
 
@@ -112,20 +110,13 @@ def read(found: Mapping[str, Any]) -> Advice:
         Judged(one["name"], one["verdict"], _interval(one["gain"]), one.get("probability"), _value(one.get("weight")))
         for one in found["partners"]
     )
-    delivered = found.get("delivered", "learned")
-    what = str(delivered.get("strategy", delivered.get("name"))) if isinstance(delivered, Mapping) else str(delivered)
-    return Advice(partners, str(found["worth_it"]), what, _compared(found), (), 0.0)
+    return Advice(partners, str(found["worth_it"]), found["delivered"]["strategy"], _compared(found), (), 0.0)
 
 
 def _compared(found: Mapping[str, Any]) -> tuple[Compared, ...]:
-    """Comparisons with training alone, the one in the advice's own measure first."""
-    own = found["comparison"]["alone"]
-    probability = own.get("probability", None)
-    return (Compared(_measure(found["measure"]), _interval(own["gain"]), probability),)
-
-
-def _measure(name: str) -> str:
-    return MEASURES.get(name, "mse" if name.startswith("squared error") else name)
+    """The comparison of what is delivered with training alone, in the advice's own measure."""
+    own, name = found["delivered"], str(found["measure"]["name"])
+    return (Compared(MEASURES.get(name, name), _interval(own["gain"]), own["probability"]),)
 
 
 def _interval(given: Mapping[str, float]) -> tuple[float, float, float]:
@@ -151,21 +142,9 @@ def delivered_model(folder: Path) -> Path:
     return folder / "advice" / "model"
 
 
-def alone_model(folder: Path, label: str, seed: int, *, repaired: bool, quick: bool = False) -> Path | None:
-    """Coterie's model of the own rows alone: the advice's, if it stored one, else the same trained by `coterie run`.
-
-    None if that training does not finish.
-    """
-    for stored in (folder / "advice" / "alone", folder / "advice" / "model" / "alone"):
-        if (stored / "preprocess.json").exists():
-            return stored
-    settings = {"problem.repair": True} if repaired else {}
-    config = _configured(folder, label, seed, {**settings, "problem.test": 0.0, "run.method": ALONE}, quick)
-    try:
-        summary = run(config, folder / "alone", lambda name, is_baseline: None, force=True)
-    except RunError:
-        return None
-    return folder / "alone" if summary["outcome"] == "finished" else None
+def alone_model(folder: Path) -> Path:
+    """The model of the own rows alone that the advice stored beside the one it delivered."""
+    return folder / "advice" / "alone"
 
 
 def label_deviation(model: Path) -> float:

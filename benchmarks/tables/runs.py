@@ -108,14 +108,12 @@ def scored(
     """Measures on the test rows of what was delivered, of coterie's model alone, and of the references."""
     truth = codes_of(drawn.test.labels, classes)
     model = adapter.delivered_model(folder)
-    alone = adapter.alone_model(folder, drawn.own.label, seed, repaired=bool(advice.stopped), quick=quick)
+    alone = adapter.alone_model(folder)
     deviation = adapter.label_deviation(model)
     delivered = adapter.predicted(model, folder / "test.csv", classes)
     if not np.isfinite(delivered).all():
         return {"error": "the delivered model predicts no finite numbers"}
-    found = {"delivered": delivered}
-    if alone is not None:
-        found["coterie alone"] = adapter.predicted(alone, folder / "test.csv", classes)
+    found = {"delivered": delivered, "coterie alone": adapter.predicted(alone, folder / "test.csv", classes)}
     start = process_time()
     gains = single_threaded(lambda: references(drawn, advice, classes, found, truth, deviation))
     scores = {name: measures(one, truth, deviation) for name, one in found.items()}
