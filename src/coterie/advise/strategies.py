@@ -11,7 +11,8 @@ all       own rows and those of all partners, every row counting the same.
 learned   the weights that the method learns by bilevel optimisation; partners whose labels carry nothing get none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -110,21 +111,45 @@ class _Table:
     def theta(self, chosen: Chosen, mask: int) -> Tensor:
         return self.thetas[self.number[self.key(chosen, mask)]]
 
-    def inner(self, chosen: Chosen, r: int, f: int) -> float:
-        """The mean loss on the folds but f by models that saw neither f nor that fold."""
-        return self._held(chosen, [(r, g, self.splits.without(r, f, g)) for g in range(self.splits.F) if g != f])
+    def inner(self, chosen: Chosen, r: int, f: int) -> Tensor:
+        """The losses of the rows of all folds but f, by models that saw neither f nor the row's fold, [rows]."""
+        parts = [(r, g, self.splits.without(r, f, g)) for g in range(self.splits.F) if g != f]
+        return torch.cat([self._held(chosen, *part) for part in parts])
 
-    def outer(self, chosen: Chosen, r: int, f: int) -> float:
-        """The mean loss on fold f by the model that did not see it."""
-        return self._held(chosen, [(r, f, self.splits.without(r, f))])
+    def outer(self, chosen: Chosen, r: int, f: int) -> Tensor:
+        """The losses of the rows of fold f by the model that did not see them, [rows]."""
+        return self._held(chosen, r, f, self.splits.without(r, f))
 
-    def _held(self, chosen: Chosen, where: list[tuple[int, int, int]]) -> float:
-        total = rows = 0.0
-        for r, g, mask in where:
-            on = self.splits.folds[r] == g
-            total += float(self.losses[self.number[self.key(chosen, mask)]][on].double().sum())
-            rows += float(on.sum())
-        return total / rows
+    def _held(self, chosen: Chosen, r: int, g: int, mask: int) -> Tensor:
+        return self.losses[self.number[self.key(chosen, mask)]][self.splits.folds[r] == g].double()
+
+    def over_orders(self, chosen: Chosen) -> Tensor:
+        """The losses of all rows by models that did not see them, averaged over the orders, [n]."""
+        splits = self.splits
+        masks = [[splits.without(r, f) for f in range(splits.F)] for r in range(splits.repeats)]
+        numbers = torch.tensor([[self.number[self.key(chosen, mask)] for mask in row] for row in masks])
+        rows = torch.arange(splits.masks.shape[1])
+        return (
+            torch.stack([self.losses[numbers[r][splits.folds[r]], rows] for r in range(splits.repeats)])
+            .double()
+            .mean(0)
+        )
+
+
+def best_of(options: Sequence[Chosen], losses: Callable[[Chosen], Tensor]) -> Chosen:
+    """The option with the lowest mean loss; learned weights only if they are better by a standard error.
+
+    Learned weights have seen the rows that judge them here, so that their loss comes out too low.
+    """
+    by_option = {i: losses(option) for i, option in enumerate(options)}
+    ranked = sorted(by_option, key=lambda i: float(by_option[i].mean()))
+    first = ranked[0]
+    if options[first].name == LEARNED:
+        other = next((i for i in ranked if options[i].name != LEARNED), first)
+        ahead = by_option[other] - by_option[first]
+        if float(ahead.mean()) < float(ahead.std()) / len(ahead) ** 0.5:
+            first = other
+    return options[first]
 
 
 def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, placebos: int, draw: Draw) -> Trial:
@@ -144,8 +169,8 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
     own[-1] = 1.0
     alone = [Chosen(ALONE, own, l2 * factor) for factor in PENALTIES]
     table.train([(one, mask) for one in alone for mask in range(len(splits.masks))])
-    best_alone = {place: min(alone, key=lambda one: table.inner(one, *place)) for place in places}
-    overall = min(alone, key=lambda one: sum(table.outer(one, *place) for place in places))
+    best_alone = {(r, f): best_of(alone, partial(table.inner, r=r, f=f)) for r, f in places}
+    overall = best_of(alone, table.over_orders)
     agreed, by_place = _agreements(table, overall, best_alone, placebos, draw)
 
     def candidates(found: Agreement, weights: Tensor | None, base: float) -> dict[str, list[Chosen]]:
@@ -173,7 +198,6 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
     table.train(wanted)
 
     predictions: dict[str, list[np.ndarray]] = {}
-    losses: dict[str, list[float]] = {}
     by_row: dict[str, list[np.ndarray]] = {}
     picks = dict.fromkeys(NAMES, 0)
     shared: dict[str, list[float]] = {}
@@ -183,28 +207,27 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
         for f in range(splits.F):
             on = splits.folds[r] == f
             best = {ALONE: best_alone[r, f]}
-            best |= {
-                name: min(options, key=lambda one: table.inner(one, r, f)) for name, options in inner[r, f].items()
-            }
-            pick = min(best.values(), key=lambda one: table.inner(one, r, f))
+            judge = partial(table.inner, r=r, f=f)
+            best |= {name: best_of(options, judge) for name, options in inner[r, f].items()}
+            pick = best_of(list(best.values()), judge)
             picks[pick.name] += 1
             for name in (*NAMES, "delivered"):
                 used = pick if name == "delivered" else best.get(name, best[ALONE])
                 outputs = mixtures.predictions(table.theta(used, splits.without(r, f))[None])[0]
                 rows.setdefault(name, torch.zeros_like(outputs))[on] = outputs[on]
                 shared.setdefault(name, []).append(float(used.weights[-1]))
-                losses.setdefault(name, []).append(table.outer(used, r, f))
                 each = table.losses[table.number[table.key(used, splits.without(r, f))]]
                 lost.setdefault(name, torch.zeros_like(each))[on] = each[on]
         for name, values in rows.items():
             predictions.setdefault(name, []).append(values.double().numpy())
             by_row.setdefault(name, []).append(lost[name].double().numpy())
-    options = [overall, *(one for several in final.values() for one in several)]
-    delivered = min(options, key=lambda one: float(np.mean([table.outer(one, *place) for place in places])))
+    honest = {name: torch.as_tensor(np.mean(values, axis=0)) for name, values in by_row.items()}
+    options = {ALONE: overall} | {name: best_of(several, table.over_orders) for name, several in final.items()}
+    delivered = best_of(list(options.values()), lambda option: honest[option.name])
     table.train([(delivered, splits.whole)])
     return Trial(
         {name: np.stack(values) for name, values in predictions.items()},
-        {name: float(np.mean(values)) for name, values in losses.items()},
+        {name: float(np.mean(values)) for name, values in by_row.items()},
         picks,
         delivered,
         table.theta(delivered, splits.whole),
