@@ -125,6 +125,10 @@ def test_planted_faults_count_as_found_only_if_named(monkeypatch: pytest.MonkeyP
     found, others = faults.tried(rows, "unit × 1000", 150, 0)
     assert not found
     assert others == ["site-02.csv: column 'x_0' is odd"]
+    monkeypatch.setitem(SOURCES, "made", Source(lambda name: rows, "", "made up"))
+    text = faults.shown(["made"], 150, range(2))
+    assert "| unit × 1000 | 0.000 (0/2) | 0/2 |" in text
+    assert text.endswith("without a fault\n\n- 2 × made, none: column 'x_N' is odd")
 
 
 @pytest.mark.parametrize("name", [name for name in faults.FAULTS if name != faults.NO_FAULT])

@@ -5,9 +5,10 @@ on files without a fault are counted too.
 """
 
 import csv
+import re
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, timedelta
 from functools import partial
@@ -170,25 +171,33 @@ def tried(table: Table, name: str, own: int, split: int) -> tuple[bool | None, l
 
 
 def shown(tables: Iterable[str], own: int, splits: Iterable[int]) -> str:
-    """Found faults by fault and table, as Markdown, with every finding on files without a fault."""
+    """Found faults by fault and table, as Markdown, with what else was found, alike findings counted."""
     names, seeds = list(tables), list(splits)
     found: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    strange: dict[str, None] = {}
+    strange: Counter[str] = Counter()
     for name in names:
         table = SOURCES[name].load(name)
-        for fault in FAULTS:
-            for split in seeds:
+        for split in seeds:
+            usual: set[str] = set()  # what is said without a fault is counted once
+            for fault in FAULTS:
                 hit, others = tried(table, fault, own, split)
                 if hit is not None:
                     found[fault, name].append(hit)
-                strange |= dict.fromkeys(f"- {name}, {fault}, split {split}: {one}" for one in others)
+                new = set(others) - usual
+                strange.update(f"{name}, {fault}: {alike(one)}" for one in new)
+                usual |= new if fault == NO_FAULT else set()
     rows = []
     for fault in FAULTS:
         if fault != NO_FAULT:
             each = [share(found[fault, name]) for name in names]
             rows.append([fault, Share(sum(s.hits for s in each), sum(s.total for s in each)), *map(_short, each)])
-    listed = "\n".join(strange) or "None."
-    return f"{markdown(['fault', 'found', *names], rows)}\n\n## Findings without a planted fault\n\n{listed}"
+    listed = "\n".join(f"- {count} × {one}" for one, count in strange.items()) or "None."
+    return f"{markdown(['fault', 'found', *names], rows)}\n\n## Findings on files without a fault\n\n{listed}"
+
+
+def alike(finding: str) -> str:
+    """A finding without its file's name and its numbers."""
+    return re.sub(r"\d[\d,.]*", "N", finding.partition(": ")[2])
 
 
 def _short(one: Share) -> str:
