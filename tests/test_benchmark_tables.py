@@ -189,7 +189,7 @@ def test_a_run_holds_truth_verdicts_and_scores(folder: Path) -> None:
     assert set(record["scores"]) == {"delivered", *summary.REFERENCES}
     assert record["scores"]["friends"]["auc"] > 0.95
     (interval, *_) = record["intervals"]
-    lead = record["scores"]["coterie alone"]["brier"] - record["scores"]["delivered"]["brier"]
+    lead = record["scores"]["delivered"]["auc"] - record["scores"]["coterie alone"]["auc"]
     assert interval["true"] == pytest.approx(lead)
 
 
@@ -262,7 +262,7 @@ def record(*partners: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_recall_precision_and_alarms() -> None:
     records = [
         record(
-            told("friend", "helps"), told("friend", "neutral", 80), told("permuted", "helps"), told("flipped", "harms")
+            told("friend", "helps"), told("friend", "may help", 80), told("permuted", "helps"), told("flipped", "harms")
         ),
         record(told("friend", "harms"), told("noise50", "no use"), split=1),
         record(told("friend", "helps", file="x"), own=600),
@@ -294,8 +294,8 @@ def test_coverage_and_leads() -> None:
 
 def test_stability_and_calibration() -> None:
     first = record(told("friend", "helps", file="a"), told("permuted", "harms", file="b"))
-    other = record(told("friend", "neutral", file="a"), told("permuted", "harms", file="b"), seed=1)
-    elsewhere = record(told("friend", "neutral", file="a"), split=1)
+    other = record(told("friend", "may help", file="a"), told("permuted", "harms", file="b"), seed=1)
+    elsewhere = record(told("friend", "may help", file="a"), split=1)
     assert summary.stability([first, other, elsewhere]) == (1, 2)
     sure = record({**told("friend", "helps", file="a"), "probability": 0.97})
     wrong = record({**told("friend", "helps", file="a"), "probability": 1.0}, partner_gains={"a": {"auc": -0.01}})

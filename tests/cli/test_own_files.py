@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coterie.advise.verdicts import VERDICTS
 from coterie.problems.files.problem import ME
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -214,7 +215,7 @@ def advice(coterie: Command, here: Path) -> Any:
     """A very short advice on the example."""
     assert coterie("data", "example", "ex", "--friends", 1, "--strangers", 1, "--own", 30).code == 0
     where = ("--clients", "ex/sites/*.csv", "--target", "ex/mine.csv", "--label", "diagnosis")
-    little = ("--rounds", 3, "--repeats", 1, "--bootstraps", 1, "--placebos", 5)
+    little = ("--rounds", 3, "--repeats", 1, "--bootstraps", 1, "--placebos", 99)
     done = coterie("advise", *where, *little, "--contributions", "loo", "--json")
     assert done.code == 0, done.err
     return done.json
@@ -226,11 +227,14 @@ def test_from_files_to_a_page_a_model_and_predictions(coterie: Command, advice: 
     text = (folder / "advice.html").read_text()
     for partner in advice["partners"]:
         assert partner["name"] in text
-        assert partner["verdict"] in ("helps", "neutral", "harms")
+        assert partner["verdict"] in VERDICTS
     assert advice["headline"].split(".")[0] in text.replace("&#x27;", "'")
     assert "http://" not in text
     assert "https://" not in text
-    assert set(advice["strategies"]) == {"learned", "alone", "average"}
+    assert set(advice["strategies"]) == {"alone", "helpers", "wider", "all", "learned", "delivered"}
+    assert set(advice["delivered"]["weights"]) == {*(p["name"] for p in advice["partners"]), ME}
+    assert sum(advice["delivered"]["weights"].values()) == pytest.approx(1.0)
+    assert json.loads((folder / "model" / "delivered.json").read_text()) == advice["delivered"]
     assert advice["cost"]["training"]["rounds"] == 3 + 3 + 2  # rounds, scaling, comparisons of files
     assert advice["contributions"]["trainings"] == 4
     assert (folder / "advice.log").read_text().splitlines()[-1] == "training the model on everything"
@@ -255,7 +259,7 @@ def test_the_example_with_a_network_of_ones_own(coterie: Command, here: Path) ->
     for name in ("own_network.py", "advise.toml"):
         shutil.copy(EXAMPLES / name, here)
     assert coterie("data", "example", "hospital", "--friends", 1, "--strangers", 1).code == 0
-    little = ("--rounds", 2, "--repeats", 1, "--bootstraps", 0, "--placebos", 5)
+    little = ("--rounds", 2, "--repeats", 1, "--bootstraps", 0, "--placebos", 99)
     consent = ("--allow-code", "./own_network.py")
     done = coterie("advise", "advise.toml", *consent, *little, "--out", "advice")
     assert done.code == 0, done.err

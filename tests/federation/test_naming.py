@@ -24,8 +24,6 @@ DRAW = Draw.of(3)
 
 # all works of version 0.1, by module
 FORMERLY = {
-    "experiment.contributions": "set_gradients",
-    "experiment.screening": "arm_gradients fold_gradients held_out_errors",
     "methods.afl": "loss_and_gradient",
     "methods.bilevel": "merit",
     "methods.carving": "learn",
@@ -103,7 +101,7 @@ def test_every_work_of_coterie_states_its_name_and_its_update() -> None:
 def test_every_former_name_is_understood() -> None:
     former = [f"coterie.{module}:{name}" for module, names in FORMERLY.items() for name in names.split()]
     assert sorted(FORMER) == sorted(former)
-    assert len(set(FORMER.values())) == len(former) == 65
+    assert len(set(FORMER.values())) == len(former) == 61
     for old, new in FORMER.items():
         assert name_of(find(old)) == new
 

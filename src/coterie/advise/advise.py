@@ -25,6 +25,7 @@ from coterie.advise import strategies, verdicts
 from coterie.advise.agreement import LEVEL
 from coterie.advise.contributions import Contributions, contributions
 from coterie.advise.mixtures import PARTNER_ROWS, TARGET_ROWS, Arms, Mixtures
+from coterie.advise.page import VERSION
 from coterie.advise.scores import EXPLAINED, Score, chosen, scarce, scores_for
 from coterie.advise.sentences import headline
 from coterie.advise.splits import Splits
@@ -422,7 +423,7 @@ def _advice(data: PreparedFiles, config: Config, effort: Effort, found: Found, w
     table = {name: _values(scores, predicted, found.labels) for name, predicted in trial.predictions.items()}
     training, screening = found.training.total, found.screening.total
     advice: dict[str, Any] = {
-        "version": 2,
+        "version": VERSION,
         "data": {
             "clients": config.problem["clients"],
             "target": config.problem["target"],

@@ -97,7 +97,9 @@ class Mixtures:
         self.task = replace(problem.task, l2=0.0)
         self.draw, self.masks = draw, masks
         self.start = problem.start
-        self.own = data.rows(span).all()
+        assert problem.target is not None
+        assert problem.target.valid is not None
+        self.own = problem.target.valid.all()
         self.most = min(rows, problem.train.capacity)
         self.wide = self.task.model.activation_numbers(self.own.inputs[:1]) + 1
         self.partners = len(data.partners)

@@ -33,6 +33,7 @@ from coterie.report.svg import Chart, esc
 from coterie.report.terminal import size_text
 from coterie.storage import make_folder, write_atomically
 
+VERSION = 2  # of advice.json
 MARKS = {  # a mark, the terminal's colour, and the chart's classes
     "helps": ("▲", "green", "s0 f0"),
     "may help": ("△", "green", "s2 f2"),
@@ -56,9 +57,11 @@ def write(folder: Path, out: Path | None = None) -> Path:
         out: the folder for the page; by default the same.
     """
     advice = read_advice(folder)
+    if "version" in advice and advice["version"] != VERSION:
+        raise UsageError(f"{folder / ADVICE} was written by another version of coterie; run `coterie advise` again.")
     try:
         text = page(advice)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UsageError(f"{folder / ADVICE} is damaged: {type(error).__name__}: {error}.") from None
     path = (out or folder) / "advice.html"
     make_folder(path.parent)
@@ -91,7 +94,8 @@ def page(advice: dict[str, Any]) -> str:
     details = [
         "<h3>What the verdicts mean</h3>",
         _list(f"{verdict}: {meaning}" for verdict, meaning in MEANINGS.items()),
-        "<h3>What the measures mean</h3>",
+        "<h3>All measures</h3>",
+        _measures(advice),
         _list(f"{one.label}: {explained}" for one, explained in measures_of(advice)),
         "<h3>How it was found out</h3>",
         *map(_p, method_text(advice)),
@@ -107,7 +111,7 @@ def page(advice: dict[str, Any]) -> str:
     warnings = _list(f"Warning: {text}" for text in advice["warnings"]) if advice["warnings"] else ""
     end = _p("Everything on this page is also in advice.json.")
     main = f"{headline_section([advice['headline']], ())}{warnings}{_p(subject)}{''.join(sections)}{end}"
-    return document(main, f"With whom to train? Advice for {data['target']}")
+    return document(main, f"With whom to train? Advice for {Path(data['target']).name}")
 
 
 def _section(title: str, *parts: str) -> str:
@@ -185,16 +189,29 @@ def intervals(partners: list[dict[str, Any]], measure: Measure) -> Chart:
 
 def _worth(advice: dict[str, Any]) -> list[str]:
     measure = measure_of(advice)
-    shown = [measure, *(one for one, _ in measures_of(advice) if one.name != measure.name)]
-    rows = []
-    for key, strategy in advice["strategies"].items():
-        gain = "" if key == "alone" else interval_text(measure, strategy["gain"])
-        rows.append([STRATEGIES[key], *(value_text(one, strategy["values"][one.name]) for one in shown), gain])
+    rows = [
+        (
+            STRATEGIES[key],
+            value_text(measure, strategy["values"][measure.name]),
+            "" if key == "alone" else interval_text(measure, strategy["gain"]),
+            "" if key == "alone" else sure_text(strategy["probability"]),
+        )
+        for key, strategy in advice["strategies"].items()
+    ]
     if advice["trees"] is not None:
-        values = advice["trees"]["values"]
-        rows.append([WITH_TREES, *(value_text(one, values[one.name]) for one in shown), ""])
-    head = ("trained", *(one.label for one in shown), f"gain in {measure.label} over alone")
-    return [*map(_p, choice_text(advice)), table(head, rows, wide=True), *map(_p, trees_text(advice))]
+        rows.append((WITH_TREES, value_text(measure, advice["trees"]["values"][measure.name]), "", ""))
+    head = ("trained", measure.label, "gain over alone [95\N{NO-BREAK SPACE}%]", "better with probability")
+    return [*map(_p, choice_text(advice)), table(head, rows), *map(_p, trees_text(advice))]
+
+
+def _measures(advice: dict[str, Any]) -> str:
+    """Every strategy in every measure: strategies are columns, so that it fits a phone."""
+    by_name = {STRATEGIES[key]: found["values"] for key, found in advice["strategies"].items()}
+    if advice["trees"] is not None:
+        by_name[WITH_TREES] = advice["trees"]["values"]
+    shown = measures_of(advice)
+    rows = ((name, *(value_text(one, values[one.name]) for one, _ in shown)) for name, values in by_name.items())
+    return table(("trained", *(one.label for one, _ in shown)), rows, wide=True)
 
 
 def _cost(cost: dict[str, Any]) -> list[tuple[str, str]]:

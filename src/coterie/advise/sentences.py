@@ -7,13 +7,13 @@ from coterie.report.terminal import size_text
 
 STRATEGIES = {  # as rows of a table, and as an instruction
     "alone": "alone",
-    "helpers": "with the partners that agree",
-    "wider": "with those that agree at least in part",
+    "helpers": "with those that agree",
+    "wider": "with those that agree in part",
     "all": "with all partners",
     "learned": "with learned weights",
-    "delivered": "as chosen by validation",
+    "delivered": "as validation chooses",
 }
-WITH_TREES = "alone, gradient-boosted trees"
+WITH_TREES = "alone, boosted trees"
 MEANINGS = {
     "helps": "its labels carry something for your rows and agree with them as those of your own kind would",
     "may help": "its labels carry something, but agree only in part, or training with it looks worse than alone",

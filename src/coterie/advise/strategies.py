@@ -92,8 +92,14 @@ class _Table:
         self.thetas = torch.cat([self.thetas, thetas])
         self.losses = torch.cat([self.losses, self.mixtures.row_losses(thetas)])
 
-    def _near(self, new: dict[tuple[bytes, int, float], tuple[Chosen, int]]) -> Tensor:
-        """Where to start: at the model of the same mixture on all rows, which is trained first."""
+    def _near(self, new: dict[tuple[bytes, int, float], tuple[Chosen, int]]) -> Tensor | None:
+        """Where to start: at the model of the same mixture on all rows, which is trained first.
+
+        Only linear models are trained to an end that does not depend on the start; others must not begin at a model
+        that has seen the rows that judge them.
+        """
+        if not self.mixtures.task.model.linear:
+            return None
         whole = {self.key(chosen, self.splits.whole): chosen for chosen, _ in new.values()}
         missing = [key for key in whole if key not in self.number and key not in new]
         if missing:

@@ -89,7 +89,9 @@ class _Searches:
         good &= torch.isfinite(gradient).all(1)
         back = at[~good]
         self.step[back] *= SHRINK
-        self.stuck[back] = self.step[back] < SHORTEST
+        hidden = -slope[~good] <= 10.0 * slack[~good]  # by rounding, all that could be gained
+        self.converged[back] = hidden
+        self._begin_again(back[(self.step[back] < SHORTEST) & ~hidden])
         at, value, gradient = at[good], value[good], gradient[good]
         if not len(at):
             return
@@ -99,6 +101,13 @@ class _Searches:
         self.converged[at] = self._flat(gradient) | (little & (self.step[at] == 1.0))
         self.step[at] = 1.0
         self.direction[at] = self._direction(at)
+
+    def _begin_again(self, at: Tensor) -> None:
+        """Forget what led nowhere and go down the gradient; a search that did that already is stuck."""
+        self.stuck[at] = ~self.inverse[at].any(1)
+        self.inverse[at] = 0.0
+        self.direction[at] = -self.scale[at, None] * self.gradient[at]
+        self.step[at] = 1.0
 
     def _remember(self, at: Tensor, move: Tensor, change: Tensor) -> None:
         """Keep the newest pair where the curvature along the move is positive."""

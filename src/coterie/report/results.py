@@ -132,8 +132,8 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
         raise UsageError(f"there is no folder {folder}.")
     if is_advice(folder):
         raise UsageError(
-            f"{folder} holds an advice, not a run: `coterie report {folder}` alone shows it; the run of its model is "
-            f"in {folder / 'model'}."
+            f"{folder} holds an advice, not a run: `coterie report {folder}` alone shows it; the run that learned "
+            f"its weights is in {folder / 'training'}."
         )
     if not (folder / "config.toml").is_file():
         raise UsageError(f"{folder / 'config.toml'} is missing: {folder} is no result folder.")
