@@ -137,4 +137,4 @@ class _Game:
         penalties = (self.l2 * share).repeat_interleave(F)
         thetas = mixtures.train(Arms(weights, self.splits.outer.repeat(len(sets)), penalties))
         on = self.splits.folds[0] == torch.arange(F)[:, None]
-        return (mixtures.row_losses(thetas).view(len(sets), F, -1) * on).sum((1, 2)) / self.n
+        return (mixtures.row_errors(thetas).view(len(sets), F, -1) * on).sum((1, 2)) / self.n

@@ -153,10 +153,16 @@ class Mixtures:
         outputs = self.outputs(thetas)
         return outputs.flatten(2) if self.task.classes is None else torch.softmax(outputs, -1)
 
-    def row_losses(self, thetas: Tensor) -> Tensor:
-        """The training loss of each of the target's rows, [B, n]."""
+    def row_errors(self, thetas: Tensor) -> Tensor:
+        """By which models are compared, for each of the target's rows, [B, n].
+
+        The Brier score of classes, which no single row can dominate as it can the log loss; the loss of a number.
+        """
         labels = self.own.labels
-        return torch.stack([self.task.loss_by_row(outputs, labels) for outputs in self.outputs(thetas)])
+        if self.task.classes is None:
+            return torch.stack([self.task.loss_by_row(outputs, labels) for outputs in self.outputs(thetas)])
+        wanted = torch.nn.functional.one_hot(labels.long(), self.task.classes).to(thetas)
+        return 0.5 * (self.predictions(thetas) - wanted).square().sum(2)
 
     def _block(
         self, arms: Arms, start: Tensor, theirs: Callable[[Tensor, Tensor], Tensor], exactly: bool = False

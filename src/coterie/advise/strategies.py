@@ -26,6 +26,7 @@ from coterie.advise.splits import Splits
 from coterie.numerics import Draw
 
 ALONE, HELPERS, WIDER, ALL, LEARNED = NAMES = ("alone", "helpers", "wider", "all", "learned")
+DOUBTFUL = (ALL, LEARNED)
 PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # times problem.l2, for the target's own rows
 LIGHTER = (0.03, 0.1, 0.3, 1.0)  # times the penalty that is best alone: more rows need less
 PARTLY = 0.5  # agreement above which a partner agrees in part
@@ -90,7 +91,7 @@ class _Table:
         thetas = self.mixtures.train(arms, self._near(new))
         self.number |= {key: len(self.thetas) + i for i, key in enumerate(new)}
         self.thetas = torch.cat([self.thetas, thetas])
-        self.losses = torch.cat([self.losses, self.mixtures.row_losses(thetas)])
+        self.losses = torch.cat([self.losses, self.mixtures.row_errors(thetas)])
 
     def _near(self, new: dict[tuple[bytes, int, float], tuple[Chosen, int]]) -> Tensor | None:
         """Where to start: at the model of the same mixture on all rows, which is trained first.
@@ -143,15 +144,16 @@ class _Table:
 
 
 def best_of(options: Sequence[Chosen], losses: Callable[[Chosen], Tensor]) -> Chosen:
-    """The option with the lowest mean loss; learned weights only if they are better by a standard error.
+    """The option with the lowest mean error; learned weights and everybody only if they are better by a standard error.
 
-    Learned weights have seen the rows that judge them here, so that their loss comes out too low.
+    Learned weights have seen the rows that judge them here, so that their error comes out too low; everybody includes
+    partners of whom nothing good is known.
     """
     by_option = {i: losses(option) for i, option in enumerate(options)}
     ranked = sorted(by_option, key=lambda i: float(by_option[i].mean()))
     first = ranked[0]
-    if options[first].name == LEARNED:
-        other = next((i for i in ranked if options[i].name != LEARNED), first)
+    if options[first].name in DOUBTFUL:
+        other = next((i for i in ranked if options[i].name not in DOUBTFUL), first)
         ahead = by_option[other] - by_option[first]
         if float(ahead.mean()) < float(ahead.std()) / len(ahead) ** 0.5:
             first = other
@@ -183,7 +185,7 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
         sets = {
             HELPERS: pooled(mixtures, found.agrees),
             WIDER: pooled(mixtures, found.carries & (found.value > PARTLY)),
-            ALL: pooled(mixtures, np.ones(K, bool)),
+            ALL: pooled(mixtures, np.full(K, found.carries.any())),
         }
         if weights is not None:
             sets[LEARNED] = floored(weights, found)
@@ -304,7 +306,7 @@ def with_each(mixtures: Mixtures, splits: Splits, l2: float) -> tuple[np.ndarray
     on = (splits.folds[:, None] == torch.arange(F)[:, None]).to(thetas)  # [R, F, n]
     shape = (K, R, F, splits.masks.shape[1])
     predicted = torch.einsum("krfno,rfn->krno", mixtures.predictions(thetas).view(*shape, -1), on)
-    losses = torch.einsum("krfn,rfn->krn", mixtures.row_losses(thetas).view(shape), on)
+    losses = torch.einsum("krfn,rfn->krn", mixtures.row_errors(thetas).view(shape), on)
     return predicted.double().numpy(), losses.double().numpy()
 
 
