@@ -94,6 +94,7 @@ def test_the_measure_follows_the_label() -> None:
     assert chosen("auto", uneven, 2).name == "brier"
     assert chosen("auto", np.arange(100) % 4, 4).name == "accuracy"
     assert chosen("auto", np.array([0] * 70 + [1] * 20 + [2] * 10), 3).name == "balanced_accuracy"
+    assert chosen("auto", np.array([0] * 70 + [1] * 28 + [2] * 2), 3).name == "accuracy"
     assert chosen("auto", even.astype(float), None).name == "r2"
     assert chosen("mae", even.astype(float), None).name == "mae"
     for name, classes, word in (
@@ -104,5 +105,8 @@ def test_the_measure_follows_the_label() -> None:
         with pytest.raises(CoterieError, match=word):
             chosen(name, even, classes)
     (warning,) = scarce(uneven, ("no", "yes"))
-    assert "only 3 of your 100 rows are of class 'yes'" in warning
+    assert "few of your 100 rows are 3 of class 'yes': " in warning
     assert str(SCARCE) in warning
+    assert scarce(even, ("no", "yes")) == []
+    (warning,) = scarce(np.arange(20) % 10, tuple("abcdefghij"))
+    assert "2 of class 'e' and 5 more classes" in warning

@@ -244,10 +244,9 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     measure = measure_of(advice)
     partners = Table(box=None, pad_edge=False)
     kind = [advice["contributions"]["kind"]] if advice["contributions"] else []
-    unit = " (points)" if measure.share else ""
-    for column in ("partner", "rows", "verdict", "helps", f"gain in {measure.label}{unit} [95 %]", "weight", *kind):
-        words, gain = column in ("partner", "verdict"), column.startswith("gain")
-        partners.add_column(column, justify="left" if words else "right", no_wrap=gain, overflow="fold")
+    for column in ("partner", "rows", "verdict", "helps", "gain [95 %]", "weight", *kind):
+        words, whole = column in ("partner", "verdict"), column != "partner"
+        partners.add_column(column, justify="left" if words else "right", no_wrap=whole, overflow="fold")
     for partner in advice["partners"]:
         mark, style, _ = MARKS[partner["verdict"]]
         partners.add_row(
@@ -263,7 +262,11 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     for warning in advice["warnings"]:
         console.print(f"[yellow]Warning: {plain(warning)}.[/yellow]", soft_wrap=True)
     console.print(partners)
-    console.print()
+    unit = " points" if measure.share else ""
+    lead = "helps: with this probability. gain: of training with this partner over training alone, in"
+    console.print(
+        plain(f"{lead}{unit} {measure.label}.\n".replace("in points", "in points of")), style="dim", soft_wrap=True
+    )
     cost = advice["cost"]["training"]
     compared = ", ".join(
         f"{STRATEGIES[key]} {value_text(measure, found['values'][measure.name])}"

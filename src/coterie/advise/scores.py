@@ -18,6 +18,7 @@ Values = Callable[[np.ndarray, np.ndarray], np.ndarray]
 SCARCE = 10  # rows of a class; with fewer, ranks within the class tell little
 BALANCED = 0.5  # of the share that a class would have if all were equally frequent
 BINS = 10
+MOST_NAMED = 5
 
 
 class Score(NamedTuple):
@@ -157,7 +158,8 @@ def chosen(name: str, labels: np.ndarray, classes: int | None) -> Score:
     """The measure to decide by.
 
     For "auto": R² of a number. AUC of two classes, or the Brier score where one has fewer than ten rows. Of more
-    classes accuracy, or balanced accuracy where a class is less than half as frequent as it would be if all were equal.
+    classes accuracy, or balanced accuracy where a class is less than half as frequent as it would be if all were equal
+    and yet has ten rows.
 
     Args:
         name: a measure's name, or "auto".
@@ -179,15 +181,17 @@ def chosen(name: str, labels: np.ndarray, classes: int | None) -> Score:
     counts = np.bincount(labels, minlength=classes)
     if classes == 2:
         return known["auc" if counts.min() >= SCARCE else "brier"]
-    return known["accuracy" if counts.min() * classes >= BALANCED * len(labels) else "balanced_accuracy"]
+    even = counts.min() * classes >= BALANCED * len(labels)
+    return known["accuracy" if even or counts.min() < SCARCE else "balanced_accuracy"]
 
 
 def scarce(labels: np.ndarray, names: tuple[str, ...]) -> list[str]:
-    """Warnings of classes with too few rows for ranks and shares of them to mean much."""
-    counts = np.bincount(labels, minlength=len(names))
+    """A warning of classes with too few rows for ranks and shares of them to mean much; none if there are enough."""
+    counts = dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
+    few = [f"{count} of class {name!r}" for name, count in counts.items() if count < SCARCE]
+    if not few:
+        return []
+    told = ", ".join(few[:MOST_NAMED]) + (f" and {len(few) - MOST_NAMED} more classes" if len(few) > MOST_NAMED else "")
     return [
-        f"only {count} of your {len(labels)} rows {'is' if count == 1 else 'are'} of class {name!r}: what is measured "
-        f"on {'it' if count == 1 else 'them'} is mostly chance; collect at least {SCARCE}"
-        for name, count in zip(names, counts.tolist(), strict=True)
-        if count < SCARCE
+        f"few of your {len(labels)} rows are {told}: what is measured on them is mostly chance; {SCARCE} are a start"
     ]

@@ -187,6 +187,8 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
             WIDER: pooled(mixtures, found.carries & (found.value > PARTLY)),
             ALL: pooled(mixtures, np.full(K, found.carries.any())),
         }
+        if torch.equal(sets[HELPERS], sets[WIDER]):
+            del sets[WIDER]
         if weights is not None:
             sets[LEARNED] = floored(weights, found)
         return {
@@ -220,7 +222,8 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
             pick = best_of(list(best.values()), judge)
             picks[pick.name] += 1
             for name in (*NAMES, "delivered"):
-                used = pick if name == "delivered" else best.get(name, best[ALONE])
+                instead = best.get(HELPERS, best[ALONE]) if name == WIDER else best[ALONE]
+                used = pick if name == "delivered" else best.get(name, instead)
                 outputs = mixtures.predictions(table.theta(used, splits.without(r, f))[None])[0]
                 rows.setdefault(name, torch.zeros_like(outputs))[on] = outputs[on]
                 shared.setdefault(name, []).append(float(used.weights[-1]))

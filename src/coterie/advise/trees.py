@@ -8,7 +8,7 @@ from torch import Tensor
 from coterie.advise.splits import Splits
 
 MOST_COLUMNS = 512
-ORDERS = 2  # trees are compared by a line of their own, not tested: two orders are enough
+ORDERS = 1  # trees have a line of their own and no test: one order is enough
 
 
 def boosted(inputs: Tensor, labels: Tensor, splits: Splits, classes: int | None, seed: int) -> np.ndarray | None:
