@@ -351,6 +351,23 @@ def test_equal_rows_of_a_coarse_table_are_no_copies(tmp_path: Path) -> None:
     assert [holder.rows for holder in data.holders] == [60, 60, 60]
 
 
+def test_rows_that_are_equal_by_chance_are_kept_and_copies_are_not(tmp_path: Path) -> None:
+    """Of some four hundred possible rows, a few of 100 are there twice: a stranger shares some, a copy shares all."""
+    random = np.random.default_rng(1)
+
+    def sample(rows: int) -> list[list[Any]]:
+        return random.integers(0, [40, 40, 2], (rows, 3)).tolist()
+
+    mine = sample(100)
+    assert 95 <= len({tuple(row) for row in mine}) < 100
+    for name, rows in (("mine", mine), ("sites/stranger", sample(300)), ("sites/copy", mine[:60] + sample(40))):
+        write(tmp_path / f"{name}.csv", rows, ["u", "v", "label"])
+    data = loaded(tmp_path)
+    by = {holder.name: holder.rows for holder in data.holders}
+    assert by["stranger.csv"] == 300
+    assert by["copy.csv"] <= 40
+
+
 def test_own_and_robust_scaling(here: Path) -> None:
     write(here / "sites" / "north.csv", honest(80, 0, factor=2.5))
     own = loaded(here, scaling="own")

@@ -188,7 +188,7 @@ def chosen(name: str, labels: np.ndarray, classes: int | None) -> Score:
 def scarce(labels: np.ndarray, names: tuple[str, ...]) -> list[str]:
     """A warning of classes with too few rows for ranks and shares of them to mean much; none if there are enough."""
     counts = dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
-    few = [f"{count} of class {name!r}" for name, count in counts.items() if count < SCARCE]
+    few = [f"{count} of class {name!r}" for name, count in counts.items() if 0 < count < SCARCE]
     if not few:
         return []
     told = ", ".join(few[:MOST_NAMED]) + (f" and {len(few) - MOST_NAMED} more classes" if len(few) > MOST_NAMED else "")

@@ -132,7 +132,7 @@ def choice_text(advice: dict[str, Any]) -> list[str]:
     trials = advice["plan"]["repeats"] * advice["plan"]["folds"]
     words = STRATEGIES[delivered["strategy"]]
     return [
-        f"The model in model/ is trained {words}: of all strategies this had the lowest loss on rows that it had not "
+        f"The model in model/ is trained {words}: of all strategies this had the lowest error on rows that it had not "
         f"seen. Nested validation chose it in {picked} of {trials} folds; the row “{STRATEGIES['delivered']}” judges "
         "the choosing itself, so it is what you can expect."
     ]

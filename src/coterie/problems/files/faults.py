@@ -35,6 +35,7 @@ OUTSIDE = 2.0  # ranges of the others between them and a code for no value
 NINES = tuple(sign * (10.0**digits - 1) for digits in range(2, 13) for sign in (1, -1))
 LONG = 9999.0  # from here on a code for no value need not repeat
 NEAR = 0.15  # decades from a power of ten per decade, for one or two of them
+CHANCE = 4.0  # times as many equal rows as chance would give are no chance
 DISTINCT = 0.95  # of the target's rows must differ from each other, else equal rows are no copies
 TRUE = frozenset({"1", "true", "t", "yes", "y", "positive", "pos", "present", "ja", "oui", "si"})
 FALSE = frozenset({"0", "false", "f", "no", "n", "negative", "neg", "absent", "nein", "non"})
@@ -89,13 +90,38 @@ def examined(tables: Tables, consent: Consent, *, private: bool, cache: str | No
     doubts.settle(len(tables.holders))
     lists = dictionaries(tables.holders)
     shards = [Shard(None, tables.stack.client(k), lists.client(k)) for k in range(len(tables.holders))]
-    mine = np.unique(np.concatenate(list(row_hashes(shards[-1]))))
+    mine, often = np.unique(np.concatenate(list(row_hashes(shards[-1]))), return_counts=True)
     if len(mine) >= DISTINCT * tables.holders[-1].rows:
         hashes = torch.from_numpy(mine.view(np.int64))
-        copied, _ = fed.gather(shared_rows, hashes, draw=Draw.of(0))
-        if int(copied.sum()):
-            tables = _without_copies(tables, shards, mine, treated, cache)
+        copied, ids = fed.gather(shared_rows, hashes, draw=Draw.of(0))
+        rows = np.array([tables.holders[k].rows for k in ids.tolist()])
+        suspects = {k for k, found in zip(ids.tolist(), copied.numpy() > by_chance(often, rows), strict=True) if found}
+        if suspects:
+            tables = _without_copies(tables, shards, mine, suspects, treated, cache)
     return tables._replace(findings=(*tables.findings, *treated.found)), fed.ledger
+
+
+def by_chance(often: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Up to how many of a partner's rows may equal some of the target's without being copies.
+
+    The target's own rows tell how likely two rows are to be equal: a table of few distinct rows has some of its own.
+
+    Args:
+        often: how often each distinct row of the target occurs.
+        rows: how many rows the partners have.
+
+    Example:
+        >>> import numpy as np
+        >>> by_chance(np.ones(100), np.array([50])).tolist()  # no row of yours is there twice
+        [0.0]
+        >>> by_chance(np.array([1] * 96 + [2] * 2), np.array([50])).round(1).tolist()
+        [12.1]
+    """
+    n = often.sum()
+    pairs = float((often * (often - 1)).sum() / 2)
+    if pairs == 0.0:
+        return np.zeros(len(rows))
+    return np.asarray(CHANCE * rows * n * pairs / (n * (n - 1) / 2) + CHANCE)
 
 
 def together(*ledgers: Ledger) -> Ledger:
@@ -457,9 +483,9 @@ def _among(hashes: np.ndarray, listed: np.ndarray) -> np.ndarray:
 
 
 def _without_copies(
-    tables: Tables, shards: list[Shard], mine: np.ndarray, treated: Findings, cache: str | None
+    tables: Tables, shards: list[Shard], mine: np.ndarray, suspects: set[int], treated: Findings, cache: str | None
 ) -> Tables:
-    """The same without the partners' rows that the target has; a partner that has no others is left out."""
+    """The same without the suspects' rows that the target has; a partner that has no others is left out."""
     target = tables.holders[-1]
     numbers = RowBuffer(tuple(tables.numbers.shape[1:]), "float64", mapped=tables.mapped, folder=cache)
     codes = RowBuffer(tuple(tables.codes.shape[1:]), "int32", mapped=tables.mapped, folder=cache)
@@ -468,7 +494,7 @@ def _without_copies(
         before, start = numbers.rows, _rows(tables, k).start
         for hashes in row_hashes(shard):
             stop = start + len(hashes)
-            fresh = np.ones(len(hashes), dtype=bool) if holder is target else ~_among(hashes, mine)
+            fresh = ~_among(hashes, mine) if k in suspects else np.ones(len(hashes), dtype=bool)
             numbers.append(tables.numbers[start:stop].numpy()[fresh])
             codes.append(tables.codes[start:stop].numpy()[fresh])
             start = stop
