@@ -13,13 +13,15 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from coterie.consent import FILE, admits, allow_code, resolve
-from coterie.errors import CoterieError, UsageError, clean
+from coterie.errors import CoterieError, UsageError, clean, unknown
 
 Kind = Literal["method", "problem", "engine"]
 OWN = "coterie"
@@ -78,6 +80,56 @@ class Plugin(NamedTuple):
         file = getattr(sys.modules.get(name), "__file__", None)
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else "unknown"
         return f"{self.source}, sha256 {digest}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method or problem in its registry.
+
+    Args:
+        name: its name; the factory has the same one with underscores.
+        home: the module that defines the factory, below the package of its registry; imported when it is used.
+        summary: what it is, in one line.
+        source: where it comes from: coterie, a distribution with its version, or a file.
+        factory: the factory itself, where it is somebody else's.
+    """
+
+    name: str
+    home: str
+    summary: str
+    source: str = OWN
+    factory: Callable[..., Any] | None = None
+
+    @property
+    def identifier(self) -> str:
+        """The name of the factory."""
+        return self.name.replace("-", "_")
+
+    def found(self, package: str) -> Callable[..., Any]:
+        """The factory, from its module below a package."""
+        found: Callable[..., Any] = self.factory or getattr(import_module(f"{package}.{self.home}"), self.identifier)
+        return found
+
+
+E = TypeVar("E", bound=Entry)
+
+
+def entry(kind: Kind, name: str, own: Iterable[E], outside: Callable[[Plugin, Callable[..., Any]], E]) -> E:
+    """The entry of that name; an unknown one is an error that lists the nearest.
+
+    Args:
+        kind: "method" or "problem".
+        name: a registered name, package.module:factory, or file.py:factory.
+        own: coterie's own entries, which come first.
+        outside: makes the entry of a plug-in and its factory.
+    """
+    by_name = {entry.name: entry for entry in own}
+    if name in by_name:
+        return by_name[name]
+    plugin = find(kind, name)
+    if plugin is None:
+        raise unknown(kind, name, (*by_name, *(other.name for other in registered(kind))))
+    return outside(plugin, plugin.load(f"run.{kind}"))
 
 
 def modules_of(module: str) -> tuple[str, ...]:
