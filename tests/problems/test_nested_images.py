@@ -20,7 +20,7 @@ from coterie.problems.base import View
 from coterie.problems.catalogue.hyper_representation import HeadLoss, hyper_representation
 from coterie.problems.catalogue.loss_tuning import loss_tuning
 from coterie.problems.catalogue.meta_learning import meta_learning
-from coterie.problems.data.dealt import accuracies
+from coterie.problems.data.dealt import measured
 from coterie.problems.data.sets import complete, known
 from coterie.problems.nested import Nested
 
@@ -42,7 +42,7 @@ def final(
 def test_balanced_accuracy_is_the_mean_over_classes() -> None:
     labels = torch.tensor([0, 0, 0, 0, 1, 3])
     outputs = F.one_hot(torch.tensor([0, 0, 0, 1, 1, 0]), 4).double()
-    found = accuracies(outputs, labels)
+    found = measured(outputs, labels)
     assert found["test_accuracy"] == pytest.approx(4 / 6)
     assert found["balanced_accuracy"] == pytest.approx((3 / 4 + 1 + 0) / 3)
 

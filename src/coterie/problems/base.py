@@ -5,7 +5,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -31,49 +31,90 @@ class Context:
     device: str = "cpu"
     statistics: StatisticsPrivacy | None = None
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """The numbers and their device, as `weighting`, `Nested(…).on` and models take them."""
+        return {"dtype": self.dtype, "device": self.device}
 
-class Oracles(Protocol):
-    """What engines and the experiment need of every task: a typical piece of work, and its cost."""
+
+class Oracles(ABC):
+    """What engines and the experiment need of every task: a typical piece of work, and its cost.
+
+    A task is seen as a function of a batch's rows, one by one, of which vmap can compute many at once; one that is
+    not so says otherwise.
+    """
 
     @property
     def offers(self) -> frozenset[str]:
         """The derivatives that works may ask for."""
+        return frozenset({"gradient", "hvp"})
 
     @property
     def mixes_rows(self) -> bool:
         """Whether the output for a row depends on the other rows of its batch."""
+        return False
 
+    @property
+    def vmaps(self) -> bool:
+        """Whether its derivatives can be taken for many clients, or at many points, at once."""
+        return True
+
+    @property
+    def reason(self) -> str:
+        """Why not, where it cannot."""
+        return ""
+
+    @property
+    def dropout(self) -> bool:
+        """Whether units are dropped in training, so that batches need keys."""
+        return False
+
+    @abstractmethod
     def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
         """∇L(θ) on a batch."""
 
-    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
-        """∇L(θ) over all rows."""
-
+    @abstractmethod
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes that the gradient of one client may need."""
 
+    def full(self, oracle: Callable[[Batch], Any], rows: Rows) -> Any:
+        """The mean of a batch oracle over all of a holder's rows."""
+        return oracle(rows.all())
 
-class Task(Oracles, Protocol):
-    """The oracles of a weighting problem: what works may ask of a loss L_k, on a batch or on all of a holder's rows."""
+    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
+        """∇L(θ) over all rows."""
+        return self.full(lambda batch: self.gradient(theta, batch), rows)
 
-    @property
-    def model(self) -> Any:
-        """What θ stands for."""
 
+class Task(Oracles):
+    """The oracles of a weighting problem: what works may ask of a loss L_k, on a batch or on all of a holder's rows.
+
+    `model` is what θ stands for, and `classes` how many classes labels have, where they are classes.
+    """
+
+    model: Any
+    classes: int | None = None
+    quadratic: bool = False
+
+    @abstractmethod
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """L(θ) on a batch."""
 
+    @abstractmethod
     def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²L(θ) v on a batch."""
 
     def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
         """L(θ) over all rows."""
+        return self.full(lambda batch: self.loss(theta, batch), rows)
 
     def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """∇²L(θ) v over all rows."""
+        return self.full(lambda batch: self.hvp(theta, v, batch), rows)
 
     def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
         """What the record says of θ on these rows, by names that begin with the prefix."""
+        return {f"{prefix}_loss": float(self.full_loss(theta, rows))}
 
 
 class Curvature(NamedTuple):

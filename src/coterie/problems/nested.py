@@ -24,7 +24,7 @@ from coterie.federation import Batch, Rows, Stack, pack
 from coterie.federation.tree import tensors
 from coterie.measures import Measure, RowsOf, computed, own_measures
 from coterie.numerics.derivatives import mixed_vector
-from coterie.problems.base import Problem, View
+from coterie.problems.base import Oracles, Problem, View
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import probe
 from coterie.problems.tasks.checks import examine, understands_padding, why_not_at_once
@@ -36,7 +36,7 @@ Measures = Callable[[View], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class NestedTask:
+class NestedTask(Oracles):
     """The oracles of a nested problem on a batch, at flat x and y. ∇²_xy g is d_x × d_y."""
 
     kind: Kind
@@ -113,10 +113,6 @@ class NestedTask:
         if self.kind == "single-level":
             return self.direct_gradient(x, self.y.start, batch)
         return self.inner_gradient(x, self.y.start, batch)
-
-    def full_gradient(self, x: Tensor, rows: Rows) -> Tensor:
-        """The same on all rows."""
-        return self.gradient(x, rows.all())
 
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes that one client's gradient may need: what it allocates for a row, times the rows, and a few vectors."""

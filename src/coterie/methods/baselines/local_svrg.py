@@ -141,7 +141,7 @@ def _difference(task: Any) -> Callable[[Vector, Vector, Batch], Vector]:
     """∇f_B(x) − ∇f_B(y), both points in one batched pass where the model can be run so."""
 
     def difference(x: Vector, y: Vector, batch: Batch) -> Vector:
-        if not getattr(task, "vmaps", True):
+        if not task.vmaps:
             return task.gradient(x, batch) - task.gradient(y, batch)
         at_x, at_y = vmap(task.gradient, in_dims=(0, None))(torch.stack([x, y]), batch)
         return at_x - at_y

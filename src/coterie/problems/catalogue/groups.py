@@ -159,8 +159,7 @@ def groups(
         "cross_entropy",
         test=tested,
         friends=few if target == "minority" else clients - few,
-        dtype=context.dtype,
-        device=context.device,
+        **context.place,
         **own,
     )
     return with_attackers(problem, attack, attackers, strength, attack_from)

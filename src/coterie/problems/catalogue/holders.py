@@ -51,8 +51,7 @@ def of_holders(
         "cross_entropy",
         test=tuple(parts[target][1]),
         tests=[tuple(test) for _, test in parts],
-        dtype=context.dtype,
-        device=context.device,
+        **context.place,
         valid=valid or None,
         **more,
     )

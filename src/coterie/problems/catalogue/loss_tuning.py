@@ -18,7 +18,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, accuracies, deal, dense, draws, source
+from coterie.problems.data.dealt import Data, Partition, Split, deal, dense, draws, measured, source
 from coterie.problems.data.examples import Examples as Images
 from coterie.problems.data.partition import long_tail
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
@@ -96,7 +96,7 @@ def loss_tuning(
     def measures(view: View) -> dict[str, float]:
         with torch.no_grad():
             outputs = problem.task.y(problem.inner_start if view.inner is None else view.inner)(x_test)
-            return {**accuracies(outputs, y_test), "test_loss": float(F.cross_entropy(outputs, y_test))}
+            return measured(outputs, y_test)
 
     problem = Nested(VSLoss(ridge), BalancedLoss(weights)).on(
         dealt.train,
@@ -104,7 +104,6 @@ def loss_tuning(
         x={"delta": torch.zeros(10), "iota": torch.zeros(10)},
         y=dense([*hidden, 10], tuple(images.x.shape[1:]), context.seed),
         measures=measures,
-        dtype=context.dtype,
-        device=context.device,
+        **context.place,
     )
     return problem

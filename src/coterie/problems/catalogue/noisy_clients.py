@@ -17,7 +17,6 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
-from coterie.problems.data.examples import DataSet, Examples
 from coterie.problems.data.load import load
 from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
@@ -67,7 +66,7 @@ def noisy_clients(
     """
     plan, source = PLANS[data], load(data)
     draw = Draw.of(context.seed).phase("noisy-clients")
-    train, held_out = _parts(source, test, draw.phase("test part"))
+    train, held_out = source.parts(test, draw.phase("test part"))
     scale = source.scale()
     order = draw.phase("order").permutation(len(train.y))
     valid = torch.cat([_first(order, train.y, c, per_class) for c in range(source.classes)])
@@ -92,21 +91,9 @@ def noisy_clients(
         "cross_entropy",
         test=(scale(held_out.x), held_out.y),
         friends=len(CLEAN),
-        dtype=context.dtype,
-        device=context.device,
+        **context.place,
         best_weights=best,
     )
-
-
-def _parts(source: DataSet, test: int, draw: Draw) -> tuple[Examples, Examples]:
-    """Training and test rows as published, or so many rows set apart where there is one part only."""
-    if source.test is not None:
-        return source.train, source.test
-    x, y = source.train
-    if test >= len(y):
-        raise UsageError(f"{source.name} has {len(y)} rows; problem.test = {test} leaves none to train on. Lower it.")
-    order = draw.permutation(len(y))
-    return Examples(x[order[test:]], y[order[test:]]), Examples(x[order[:test]], y[order[:test]])
 
 
 def _first(order: Tensor, labels: Tensor, c: int, count: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
-from coterie.problems.data.dealt import source
+from coterie.problems.data.dealt import Split, source
 from coterie.problems.data.partition import partition as deal_out
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.submodel import Anatomy, anatomy
@@ -149,17 +149,16 @@ def submodels(
     wide = width or (plan.width if model.startswith("small-cnn") else None)
     net = build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed, wide)
     cut = anatomy(net, tuple(x.shape[1:]))
-    place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
     problem = weighting(
         [(x[mine], y[mine]) for mine in dealt],
         None,
         FlatModel(net),
         "cross_entropy",
         test=(x_test[tested], held_out.y[tested]),
-        **place,
+        **context.place,
     )
     loss = among_present if masked else cross_entropy
-    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], place)
+    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], context.place)
     levels = draw.phase("capacity").client(torch.arange(clients)).integers(len(shares)).to(context.device)
     known = {f.name: getattr(problem, f.name) for f in fields(Weighting)}
     return SubModels(**{**known, "task": task}, levels=levels)
@@ -203,14 +202,6 @@ def _shares(capacities: list[float] | None) -> tuple[float, ...]:
     if capacities is not None and not capacities:
         raise UsageError("problem.capacities is empty; name at least one share, for example [1.0, 0.5].")
     return SHARES if capacities is None else tuple(sorted(set(capacities), reverse=True))
-
-
-class Split(NamedTuple):
-    """How images are dealt: the partition, its classes per client, its α."""
-
-    partition: str
-    classes: int
-    alpha: float
 
 
 def _dealt(labels: Tensor, clients: int, split_by: Split, rows: int | None, draw: Draw) -> list[Tensor]:

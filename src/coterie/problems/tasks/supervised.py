@@ -4,7 +4,7 @@ A loss is given by row, so that padding rows count for nothing and means over un
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from coterie.federation.mapped import MappedColumn
 from coterie.numerics.compiled import Fused
 from coterie.numerics.control import transformed
 from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector
+from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
 from coterie.problems.models.flat import Inputs
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
@@ -56,7 +57,7 @@ def _batch(operands: tuple[Tensor, ...]) -> Batch:
 
 
 @dataclass(frozen=True)
-class Supervised:
+class Supervised(Task):
     """Model and loss, with the derivatives that methods ask for. θ is flat."""
 
     model: FlatModel
@@ -64,7 +65,6 @@ class Supervised:
     l2: float = 0.0
     classes: int | None = None
     block: int = 4096
-    offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
     fused: FusedOracles | None = None
 
     @staticmethod
@@ -169,18 +169,6 @@ class Supervised:
             kept = batch.weight.sum()
             total = total + oracle(batch._replace(weight=torch.where(kept > 0, batch.weight, 1.0))) * kept
         return total / rows.count
-
-    def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
-        """L(θ) over all rows."""
-        return self.full(lambda batch: self.loss(theta, batch), rows)
-
-    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
-        """∇L(θ) over all rows."""
-        return self.full(lambda batch: self.gradient(theta, batch), rows)
-
-    def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
-        """∇²L(θ) v over all rows."""
-        return self.full(lambda batch: self.hvp(theta, v, batch), rows)
 
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes that one client's gradient may need: its rows with all activations, and a few vectors of size d.
