@@ -18,6 +18,7 @@ from functools import wraps
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from coterie.consent import FILE, admits, allow_code, resolve
@@ -292,10 +293,8 @@ def summary(factory: Callable[..., Any]) -> str:
 
 def _place(error: BaseException) -> str:
     """The line at which an error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    frames = extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def _of(point: EntryPoint) -> Plugin:

@@ -5,7 +5,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,7 +18,6 @@ from coterie.federation.work import rows_for_records
 from coterie.measures import Measure, number
 from coterie.settings import StatisticsPrivacy
 
-P = TypeVar("P", bound="Problem")
 T = TypeVar("T")
 
 
@@ -38,11 +37,7 @@ class Context:
 
 
 class Oracles(ABC):
-    """What engines and the experiment need of every task: a typical piece of work, and its cost.
-
-    A task is seen as a function of a batch's rows, one by one, of which vmap can compute many at once; one that is
-    not so says otherwise.
-    """
+    """What engines and the experiment need of every task: a typical piece of work, and its cost."""
 
     @property
     def offers(self) -> frozenset[str]:
@@ -50,24 +45,29 @@ class Oracles(ABC):
         return frozenset({"gradient", "hvp"})
 
     @property
+    @abstractmethod
+    def models(self) -> Sequence[Any]:
+        """The models that the losses call, which know the rest."""
+
+    @property
     def mixes_rows(self) -> bool:
         """Whether the output for a row depends on the other rows of its batch."""
-        return False
+        return any(model.mixes_rows for model in self.models)
 
     @property
     def vmaps(self) -> bool:
         """Whether its derivatives can be taken for many clients, or at many points, at once."""
-        return True
+        return all(model.vmaps for model in self.models)
 
     @property
     def reason(self) -> str:
         """Why not, where it cannot."""
-        return ""
+        return next((model.reason for model in self.models if not model.vmaps), "")
 
     @property
     def dropout(self) -> bool:
         """Whether units are dropped in training, so that batches need keys."""
-        return False
+        return any(model.dropout for model in self.models)
 
     @abstractmethod
     def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
@@ -95,6 +95,11 @@ class Task(Oracles):
     model: Any
     classes: int | None = None
     quadratic: bool = False
+
+    @property
+    def models(self) -> Sequence[Any]:
+        """The one model."""
+        return (self.model,)
 
     @abstractmethod
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
@@ -141,10 +146,9 @@ class View(NamedTuple):
     buffers: Mapping[str, Tensor] = MappingProxyType({})
 
 
-def personal_models(memory: Memory) -> Tensor:
-    """The models that clients keep, [K, d], for the record alone: nothing of them is billed."""
-    models: Tensor = rows_for_records(memory)
-    return models
+def personal_models(models: Memory | Tensor) -> Tensor:
+    """The models that clients keep, [K, d], for the record alone, not billed; a tensor stays as it is."""
+    return rows_for_records(models) if isinstance(models, Memory) else models
 
 
 class Exact(Protocol):
@@ -228,16 +232,6 @@ class Problem(ABC):
 def measured(problem: Problem, view: View) -> dict[str, float]:
     """The measures of a view as plain numbers; a measure that is no number is refused with its name."""
     return {name: number(name, value) for name, value in problem.measure(view).items()}
-
-
-def expect(problem: Problem, kind: type[P]) -> P:
-    """The problem as one of a kind, for methods that need more than every problem has.
-
-    `Method.needs` refuses other kinds with a remedy before the first round, so this never fails in a run.
-    """
-    if not isinstance(problem, kind):
-        raise TypeError(f"a {kind.__name__} is needed, not a {type(problem).__name__}")
-    return problem
 
 
 def known(ability: T | None, name: str) -> T:

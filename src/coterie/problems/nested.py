@@ -12,7 +12,8 @@ clients' train rows, f their validation rows (the train rows again where there a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from coterie.problems.tasks.variables import Flat, Variable
 
 Kind = Literal["bilevel", "minimax", "compositional", "single-level"]
 Loss = Callable[[Any, Any, Batch], Tensor]
+T = TypeVar("T")
 Measures = Callable[[View], Mapping[str, float]]
 
 
@@ -52,11 +54,6 @@ class NestedTask(Oracles):
     def models(self) -> list[FlatModel]:
         """The modules among the variables."""
         return [*self.x.models, *self.y.models]
-
-    @property
-    def dropout(self) -> bool:
-        """Whether a module drops units in training, so that batches need keys."""
-        return any(model.dropout for model in self.models)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -175,25 +172,26 @@ class NestedProblem(Problem):
 
     def _mean(self, measure: Measure, view: View) -> float:
         """The mean of a measure over the clients, at the variables as the user gave them."""
-        y = self.inner_start if view.inner is None else view.inner
-        stack = self.valid if measure.rows == "validation" and self.valid is not None else self.train
-        with torch.no_grad():
-            at = self.task.x(view.model), self.task.y(y)
-            values = [computed(measure, *at, stack.client(k).all()) for k in range(self.clients)]
+        x, y = self.task.x(view.model), self.task.y(self._inner(view))
+        stack = self.valid if measure.rows == "validation" else None
+        values = self._at_clients(stack, lambda batch: computed(measure, x, y, batch))
         return sum(values) / len(values)
 
     def losses(self, view: View) -> dict[str, float]:
         """1/m Σ f_i and 1/m Σ g_i at the point itself (not at y*(x)), over all rows."""
-        y = self.inner_start if view.inner is None else view.inner
+        x, y, task = view.model, self._inner(view), self.task
+        losses = {"outer_loss": self._at_clients(self.valid, lambda batch: task.f(x, y, batch))}
+        if task.kind in ("bilevel", "compositional"):
+            losses["inner_loss"] = self._at_clients(None, lambda batch: task.g(x, y, batch))
+        return {name: float(torch.stack(values).mean()) for name, values in losses.items()}
+
+    def _inner(self, view: View) -> Tensor:
+        return self.inner_start if view.inner is None else view.inner
+
+    def _at_clients(self, stack: Stack | None, of: Callable[[Batch], T]) -> list[T]:
+        """A function of all rows of each client, without gradients; of its train rows if it has no others."""
         with torch.no_grad():
-            outer = [
-                self.task.f(view.model, y, (self.valid or self.train).client(k).all()) for k in range(self.clients)
-            ]
-            measures = {"outer_loss": float(torch.stack(outer).mean())}
-            if self.task.kind in ("bilevel", "compositional"):
-                inner = [self.task.g(view.model, y, self.train.client(k).all()) for k in range(self.clients)]
-                measures["inner_loss"] = float(torch.stack(inner).mean())
-        return measures
+            return [of((stack or self.train).client(k).all()) for k in range(self.clients)]
 
     def named(self, view: View) -> dict[str, Tensor]:
         """The tensors of x and y by name, as they are saved."""
@@ -232,7 +230,7 @@ class Minimax:
 
     def on(self, train: Sequence[Any], *, x: Variable, y: Variable, **more: Any) -> NestedProblem:
         """The problem on these clients, a shard each."""
-        return _problem("minimax", _Negated(self.f), self.f, x, y, train, None, **more)
+        return _problem("minimax", partial(_negated, self.f), self.f, x, y, train, None, **more)
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,8 @@ class Compositional:
                 f"r gives a tensor of shape {tuple(value.shape)}, y has {tuple(y.shape)}; make them equal."
             )
         start = torch.zeros_like(value) if y is None else y
-        return _problem("compositional", _Residual(self.r), _OfY(self.f), x, start, train, valid, **more)
+        inner, outer = partial(_residual, self.r), partial(_of_y, self.f)
+        return _problem("compositional", inner, outer, x, start, train, valid, **more)
 
 
 @dataclass(frozen=True)
@@ -272,41 +271,25 @@ class SingleLevel:
 
     def on(self, train: Sequence[Any], *, x: Variable, **more: Any) -> NestedProblem:
         """The problem on these clients, a shard each."""
-        return _problem("single-level", _OfX(self.f), _OfX(self.f), x, torch.zeros(0), train, None, **more)
+        loss = partial(_of_x, self.f)
+        return _problem("single-level", loss, loss, x, torch.zeros(0), train, None, **more)
 
 
-@dataclass(frozen=True)
-class _Negated:
-    f: Loss
-
-    def __call__(self, x: Any, y: Any, batch: Batch) -> Tensor:
-        return -self.f(x, y, batch)
+def _negated(f: Loss, x: Any, y: Any, batch: Batch) -> Tensor:
+    return -f(x, y, batch)
 
 
-@dataclass(frozen=True)
-class _Residual:
+def _residual(r: Callable[[Any, Batch], Tensor], x: Any, y: Tensor, batch: Batch) -> Tensor:
     """½‖y − r(x)‖²."""
-
-    r: Callable[[Any, Batch], Tensor]
-
-    def __call__(self, x: Any, y: Tensor, batch: Batch) -> Tensor:
-        return 0.5 * (y - self.r(x, batch)).square().sum()
+    return 0.5 * (y - r(x, batch)).square().sum()
 
 
-@dataclass(frozen=True)
-class _OfY:
-    f: Callable[[Tensor, Batch], Tensor]
-
-    def __call__(self, x: Any, y: Tensor, batch: Batch) -> Tensor:
-        return self.f(y, batch)
+def _of_y(f: Callable[[Tensor, Batch], Tensor], x: Any, y: Tensor, batch: Batch) -> Tensor:
+    return f(y, batch)
 
 
-@dataclass(frozen=True)
-class _OfX:
-    f: Callable[[Any, Batch], Tensor]
-
-    def __call__(self, x: Any, y: Tensor, batch: Batch) -> Tensor:
-        return self.f(x, batch)
+def _of_x(f: Callable[[Any, Batch], Tensor], x: Any, y: Tensor, batch: Batch) -> Tensor:
+    return f(x, batch)
 
 
 def _problem(
@@ -337,7 +320,7 @@ def _problem(
     examine(task, rows, goal)
     reason = why_not_at_once(task, rows, goal)
     task = replace(task, vmaps=not reason, reason=reason)
-    mixes = task.x.mixes_rows or task.y.mixes_rows or not understands_padding(task, rows, goal)
+    mixes = any(model.mixes_rows for model in task.models) or not understands_padding(task, rows, goal)
     task = replace(task, mixes_rows=mixes)
     function = measures if callable(measures) else None
     held: list[RowsOf] = ["train"] if goal is None else ["validation", "train"]

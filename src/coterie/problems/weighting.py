@@ -127,18 +127,14 @@ class Weighting(Problem):
     @property
     def offers(self) -> frozenset[str]:
         """What methods may rely on."""
-        has = set(self.task.offers)
-        if self.target is not None:
-            has.add("target")
-        if self.friends is not None:
-            has.add("friends")
-        if self.best_weights is not None:
-            has.add("optimal-weights")
-        if self.valid is not None:
-            has.add("everyone")
-        if self.groups is not None:
-            has.add("groups")
-        return frozenset(has)
+        abilities = {
+            "target": self.target,
+            "friends": self.friends,
+            "optimal-weights": self.best_weights,
+            "everyone": self.valid,
+            "groups": self.groups,
+        }
+        return self.task.offers | {name for name, value in abilities.items() if value is not None}
 
     def measure(self, view: View) -> dict[str, float]:
         """What the record says of a model, or of one per client, and of the weights."""

@@ -46,7 +46,7 @@ Part = TypeVar("Part", Row, Column)
 
 @dataclass(frozen=True)
 class Table:
-    """All of it at one scale. printed are the paper's values by (row, column); leave_out are cells that are not run."""
+    """All of it at one scale. printed are the paper's values by (row, column)."""
 
     about: str
     rows: tuple[Row, ...]
@@ -55,7 +55,6 @@ class Table:
     seeds: tuple[int, ...] = (0,)
     corner: str = ""
     printed: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    leave_out: frozenset[tuple[str, str]] = frozenset()
     adjust: Callable[[dict[str, Any]], dict[str, Any]] = lambda settings: settings
     name: Callable[[Settings], str] | None = None
 
@@ -141,8 +140,7 @@ def cells(table: Table) -> Iterator[Cell]:
     """Row by row."""
     for row in table.rows:
         for column in table.columns:
-            if (row.name, column.name) not in table.leave_out:
-                yield Cell(row, column, tuple(table.settings(row, column, seed) for seed in table.seeds))
+            yield Cell(row, column, tuple(table.settings(row, column, seed) for seed in table.seeds))
 
 
 def jobs(table: Table, out: Path) -> list[Job]:

@@ -1,7 +1,7 @@
 """How checks look at states and records: values by name, equal to the last bit or nearly, and errors that say which."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coterie.errors import CoterieError
 from coterie.federation.tree import named_leaves
-from coterie.federation.work import Memory
+from coterie.federation.work import Handle, Memory
 
 
 class ConformanceError(AssertionError):
@@ -41,11 +41,17 @@ def failed(name: str, check: str, error: Exception, remedy: str) -> ConformanceE
     return ConformanceError(f"{name} fails “{check}”: {found.rstrip('.')}. {remedy}")
 
 
-def values(state: Any) -> Iterator[tuple[str, Any]]:
-    """Everything in a state by name, what clients remember too."""
+def values(state: Any, recall: Callable[[Handle], Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """Everything in a state by name, what clients remember too.
+
+    Args:
+        state: the state of a method.
+        recall: asks the nodes for the rows of a memory that lies there.
+    """
     for name, leaf in named_leaves(state):
         if isinstance(leaf, Memory):
-            for inner, tensor in named_leaves(leaf.payload):
+            payload = leaf.payload if recall is None or not isinstance(leaf.payload, Handle) else recall(leaf.payload)
+            for inner, tensor in named_leaves(payload):
                 yield f"{name}@{inner}", tensor
         else:
             yield name, leaf

@@ -31,8 +31,7 @@ from coterie.experiment.config import OWN_DATA, Config, FederationTable, RunTabl
 from coterie.experiment.loop import Result, run_rounds
 from coterie.federation.remote import PERMISSIVE, Address, InProcess, Names, Node, node_for
 from coterie.federation.shards import Stack
-from coterie.federation.tree import named_leaves, tree_flatten
-from coterie.federation.work import Handle, Memory
+from coterie.federation.tree import tree_flatten
 from coterie.methods.base import Method
 from coterie.numerics import Draw
 from coterie.plugins import modules_of
@@ -305,22 +304,8 @@ def nodes_give_the_local_result(trial: Trial, modules: tuple[str, ...] = ()) -> 
     require(outcome == "finished", f"the run on nodes {outcome}: {remote.summary['message']} {remote.events[:1]}")
     require(remote.events == local.events, f"on nodes: {remote.events[:1]}")
     require(remote.ledger.by_cause == local.ledger.by_cause, "nodes are billed differently")
-    recall = getattr(fed.engine, "recall", None)
-    assert_near(opened(local.state, None), opened(remote.state, recall), 1e-6)
+    assert_near(dict(values(local.state)), dict(values(remote.state, getattr(fed.engine, "recall", None))), 1e-6)
     return None
-
-
-def opened(state: Any, recall: Any) -> dict[str, Any]:
-    """The values of a state with the rows of its memory, which nodes are asked for."""
-    found: dict[str, Any] = {}
-    for name, leaf in named_leaves(state):
-        if isinstance(leaf, Memory):
-            inside = leaf.payload
-            rows = recall(inside) if isinstance(inside, Handle) else inside
-            found |= {f"{name}@{inner}": tensor for inner, tensor in named_leaves(rows)}
-        else:
-            found[name] = leaf
-    return found
 
 
 def full_batches(make: Callable[..., Method]) -> dict[str, str]:

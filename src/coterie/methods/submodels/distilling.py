@@ -79,15 +79,12 @@ def distilled(
     task: Supervised, theta: Tensor, inputs: Tensor, targets: list[Any], loss: Loss, settings: Distillation
 ) -> Tensor:
     """θ after one step per batch of inputs [steps, batch, …], with the teachers' labels of it."""
-    rule = UpdateRule(settings.rule, settings.step)
-    x, moments = theta, rule.start(theta)
-    for t, (rows, labels) in enumerate(zip(inputs, targets, strict=True), 1):
 
-        def objective(at: Tensor, rows: Tensor = rows, labels: Any = labels) -> Tensor:
-            return loss(task.model(at, rows), labels)
+    def slope(x: Tensor, batch: tuple[Tensor, Any]) -> Tensor:
+        rows, labels = batch
+        return gradient(lambda at: loss(task.model(at, rows), labels), x)
 
-        x, moments = rule.move(x, gradient(objective, x), moments, t)
-    return x
+    return UpdateRule(settings.rule, settings.step).along(theta, zip(inputs, targets, strict=True), slope)
 
 
 def soft_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

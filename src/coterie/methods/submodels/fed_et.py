@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
@@ -91,8 +91,7 @@ def fed_et(
         divergence = (judged.others * (judged.others.clamp(min=1e-12).log() - log_p)).sum(-1)
         return (agreed + diversity * judged.divided * divergence).mean()
 
-    def init(problem: Problem, n: int) -> FedETState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FedETState:
         return FedETState(problem.start, distilling.networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedETState, draw: Draw) -> FedETState:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
@@ -57,8 +57,7 @@ def feddf(
     local = Local(step, local_steps, batch, optimiser)
     distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
 
-    def init(problem: Problem, n: int) -> FedDFState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FedDFState:
         return FedDFState(distilling.networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedDFState, draw: Draw) -> FedDFState:

@@ -8,7 +8,7 @@ f weighs a row of class c by 1/(C π_c), π_c the share of class c in all rows: 
 then the mean of the class means. (Normalised within each client, a client without rare classes would count too much.)
 """
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,11 +26,10 @@ from coterie.problems.tasks.variables import Bound
 from coterie.settings import Count, NonNegative, Positive
 
 
-class VSLoss:
+class VSLoss(NamedTuple):
     """g: cross-entropy on σ(δ)·logits + ι, plus ½ ridge ‖y‖²."""
 
-    def __init__(self, ridge: float) -> None:
-        self.ridge = ridge
+    ridge: float
 
     def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
         """The mean over a batch."""
@@ -39,11 +38,10 @@ class VSLoss:
         return batch_mean(losses, batch) + 0.5 * self.ridge * y.flat.square().sum()
 
 
-class BalancedLoss:
+class BalancedLoss(NamedTuple):
     """f: cross-entropy of the plain logits, rows weighted by class."""
 
-    def __init__(self, weights: Tensor) -> None:
-        self.weights = weights
+    weights: Tensor
 
     def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
         """The mean over a batch."""

@@ -78,17 +78,18 @@ class FlatModel:
         if probe is not None:
             rows = inputs if isinstance(inputs, Tensor) else inputs[0]
             with Masks(torch.arange(len(rows), device=rows.device)) as masks:
-                output = self._run(self.trainer, theta, inputs)
+                output = self.run(self.trainer, theta, inputs)
             self.dropout |= masks.drawn > 0
             self.attention |= masks.attention
             probe.append(output)
             return output
         if keys is None or not self.dropout:
-            return self._run(self._module, theta, inputs)
+            return self.run(self._module, theta, inputs)
         with Masks(keys):
-            return self._run(self.trainer, theta, inputs)
+            return self.run(self.trainer, theta, inputs)
 
-    def _run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
+    def run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
+        """The output at θ of the module, or of another form of it."""
         values = inputs if isinstance(inputs, tuple) else (inputs,)
         args, named = ((), dict(zip(self.names, values, strict=True))) if self.names else (values, {})
         with _differentiable_attention() if self.attention else nullcontext():
@@ -199,10 +200,6 @@ class FlatModel:
         skeleton = self._skeleton()
         fill(skeleton, buffers)
         return skeleton
-
-    def run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
-        """The output of another form of the module at θ."""
-        return self._run(module, theta, inputs)
 
 
 @contextmanager

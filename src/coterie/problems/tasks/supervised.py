@@ -77,36 +77,12 @@ class Supervised(Task):
         return Supervised(model, loss, l2, classes)
 
     @property
-    def mixes_rows(self) -> bool:
-        """Whether the output for a row depends on the other rows of its batch."""
-        return self.model.mixes_rows
-
-    @property
-    def vmaps(self) -> bool:
-        """Whether its derivatives can be taken for many clients, or at many points, at once."""
-        return self.model.vmaps
-
-    @property
-    def reason(self) -> str:
-        """Why not, where it cannot."""
-        return self.model.reason
-
-    @property
-    def dropout(self) -> bool:
-        """Whether the model drops units in training, so that batches need keys."""
-        return self.model.dropout
-
-    @property
     def softmax_regression(self) -> bool:
         """Whether the derivatives are known by hand: a linear model with cross-entropy."""
         return self.model.linear and self.loss_by_row is cross_entropy
 
     def _ridged(self, derivative: Tensor, along: Tensor) -> Tensor:
         return derivative + self.l2 * along if self.l2 else derivative
-
-    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Supervised":
-        """The same task for other numbers or another device."""
-        return replace(self, model=self.model.to(dtype=dtype, device=device))
 
     def inputs(self, batch: Batch) -> Inputs:
         """What the model is given: all columns but the labels."""
