@@ -8,6 +8,7 @@ Rounds are counted from 0 here: the first round has the start value.
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,7 +157,8 @@ def called(text: str, what: str, kinds: dict[str, Callable[..., Any]]) -> Any:
     """
     match = CALL.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no {what}; write for example {_example(kinds)}.")
+        example = "cosine(0.1, 100)" if "cosine" in kinds else "patience(validation_loss, 20)"
+        raise UsageError(f"{text!r} is no {what}; write for example {example}.")
     name, inside = match.groups()
     if name not in kinds:
         raise unknown(what, name, kinds)
@@ -174,17 +176,11 @@ def called(text: str, what: str, kinds: dict[str, Callable[..., Any]]) -> Any:
         raise UsageError(f"{text!r} does not fit {name}: {str(error).partition(' ')[2]}.") from None
 
 
-def _example(kinds: dict[str, Callable[..., Any]]) -> str:
-    return "cosine(0.1, 100)" if "cosine" in kinds else "patience(validation_loss, 20)"
-
-
 def _value(text: str, whole: str) -> Any:
     """A number, or a word such as the name of a measure."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     if WORD.fullmatch(text):
         return text
     raise UsageError(f"{text!r} in {whole!r} is neither a number nor a name.")

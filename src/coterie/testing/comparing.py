@@ -1,9 +1,10 @@
 """How checks look at states and records: values by name, equal to the last bit or nearly, and errors that say which."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,17 +29,33 @@ def require(condition: object, found: str) -> None:
         raise ConformanceError(found)
 
 
-def failed(name: str, check: str, error: Exception, remedy: str) -> ConformanceError:
-    """The error of a check that failed.
+class Check(NamedTuple):
+    """One check of a method or problem: what must hold, how it is tried, and the remedy."""
+
+    name: str
+    run: Callable[..., object]
+    remedy: str
+
+
+def passed(name: str, checks: Iterable[Check], *given: Any) -> list[str]:
+    """The names of the checks, which all passed; the first that fails is an error with its name and the remedy.
 
     Args:
         name: the method or problem.
-        check: the check.
-        error: what it found, or what the method or problem itself raised.
-        remedy: what to change.
+        checks: the checks.
+        given: what each of them is called with, and a folder of its own behind it.
     """
-    found = str(error) if isinstance(error, AssertionError | CoterieError) else f"{type(error).__name__}: {error}"
-    return ConformanceError(f"{name} fails “{check}”: {found.rstrip('.')}. {remedy}")
+    done = []
+    for check in checks:
+        try:
+            with TemporaryDirectory(prefix="coterie-check-") as folder:
+                check.run(*given, Path(folder))
+        except Exception as error:  # whatever the method or problem itself raises
+            known = isinstance(error, AssertionError | CoterieError)
+            found = str(error) if known else f"{type(error).__name__}: {error}"
+            raise ConformanceError(f"{name} fails “{check.name}”: {found.rstrip('.')}. {check.remedy}") from error
+        done.append(check.name)
+    return done
 
 
 def values(state: Any, recall: Callable[[Handle], Any] | None = None) -> Iterator[tuple[str, Any]]:

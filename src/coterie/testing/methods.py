@@ -7,11 +7,10 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -39,12 +38,13 @@ from coterie.problems.base import Context, Problem
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.settings import checked
 from coterie.testing.comparing import (
+    Check,
     ConformanceError,
     assert_near,
     assert_on_simplex,
     assert_same,
-    failed,
     near,
+    passed,
     recorded,
     require,
     values,
@@ -351,14 +351,6 @@ class GivenTrial:
         return assemble_locally(Config(*tables), problem, method)
 
 
-class Check(NamedTuple):
-    """One check of `check_method`: what must hold, how it is tried, and the remedy."""
-
-    name: str
-    run: Callable[[GivenTrial, Path], object]
-    remedy: str
-
-
 def _each(check: Callable[..., object], *cases: Any) -> Callable[[GivenTrial, Path], object]:
     return lambda trial, folder: [check(trial, case) for case in cases]
 
@@ -460,16 +452,7 @@ def check_method(
     """
     made = factory(**settings)
     require(isinstance(made, Method), f"the factory returned a {type(made).__name__}; let it return a Method")
-    trial = GivenTrial(factory, _problem_for(made, problem), settings)
-    passed = []
-    for check in CHECKS:
-        with TemporaryDirectory(prefix="coterie-check-") as folder:
-            try:
-                check.run(trial, Path(folder))
-            except Exception as error:  # whatever the method itself raises
-                raise failed(made.name, check.name, error, check.remedy) from error
-        passed.append(check.name)
-    return passed
+    return passed(made.name, CHECKS, GivenTrial(factory, _problem_for(made, problem), settings))
 
 
 def _problem_for(method: Method, given: Any) -> Any:
@@ -477,7 +460,7 @@ def _problem_for(method: Method, given: Any) -> Any:
     if given is not None and not isinstance(given, str):
         return given
     for name in SMALL if given is None else (given,):
-        make = _small(name)
+        make = partial(_small, name)
         if given is not None or method.fits(make(Context()).offers):
             return make
     raise ConformanceError(
@@ -486,5 +469,5 @@ def _problem_for(method: Method, given: Any) -> Any:
     )
 
 
-def _small(name: str) -> Callable[[Context], Problem]:
-    return lambda context: problem_entry(name).make(context, **SMALL.get(name, {}))
+def _small(name: str, context: Context) -> Problem:
+    return problem_entry(name).make(context, **SMALL.get(name, {}))

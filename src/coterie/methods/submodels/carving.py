@@ -27,7 +27,7 @@ NEEDS = frozenset({"gradient", "submodels"})
 
 
 class Local(NamedTuple):
-    """How a client trains: step γ, steps, batch, and update rule."""
+    """How a client trains, or a network learns from its teachers: step γ, steps, batch, and update rule."""
 
     step: float
     steps: int

@@ -15,7 +15,7 @@ from coterie.federation import RESULT, Memory, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, View, known, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import Local, asked, by_level, learnt
-from coterie.methods.submodels.distilling import NEEDS, Distillation, distilled, index_of, networks, soft_cross_entropy
+from coterie.methods.submodels.distilling import NEEDS, distilled, index_of, networks, soft_cross_entropy
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
@@ -39,8 +39,8 @@ def learn_and_predict(shard: Shard, shared: Tree, private: Tree, static: Static,
     index = index_of(shard.task, static.level)
     theta = private[index]
     if static.labelled:
-        distillation = Distillation(*static.distillation)
-        rows = draw.phase("public").batches(len(places), distillation.batch, distillation.steps)
+        distillation = Local(*static.distillation)
+        rows = draw.phase("public").batches(len(places), int(distillation.batch), distillation.steps)
         theta = distilled(task, theta, public[places[rows]], list(labels[rows]), soft_cross_entropy, distillation)
     theta = theta + learnt(task, theta, shard, static, draw)
     predicted = task.model(theta, public[fresh]).softmax(-1)
@@ -80,7 +80,7 @@ def ds_fl(
         'ds-fl'
     """
     local = Local(step, local_steps, batch, optimiser)
-    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    distillation = Local(distil_step, distil_steps, distil_rows, "adam")
 
     def init(problem: SubModels, n: int) -> DSFLState:
         task, count = problem.task, min(public_rows, len(problem.task.public))
@@ -103,7 +103,7 @@ def ds_fl(
 
         predicted = torch.cat(asked(fed, by_level(s.levels), ask))
         labels = (predicted.mean(0) / temperature).softmax(-1)
-        rows = draw.phase("server").batches(len(fresh), distillation.batch, distillation.steps)
+        rows = draw.phase("server").batches(len(fresh), int(distillation.batch), distillation.steps)
         x = distilled(task, s.x, task.public[fresh[rows]], list(labels[rows]), soft_cross_entropy, distillation)
         return DSFLState(x, memory, s.levels, labels, fresh, s.rounds + 1)
 

@@ -20,7 +20,6 @@ from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
-from coterie.methods.submodels.distilling import NEEDS, Distillation
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -83,7 +82,7 @@ def fed_et(
         'fed-et'
     """
     local = Local(step, local_steps, batch, optimiser)
-    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    distillation = Local(distil_step, distil_steps, distil_rows, "adam")
 
     def loss(outputs: Tensor, judged: Verdict) -> Tensor:
         log_p = outputs.log_softmax(-1)
@@ -102,4 +101,4 @@ def fed_et(
         x = distilling.distilled(task, s.x, inputs, verdicts, loss, distillation)
         return FedETState(x, distilling.averaged(task, s.models, found), s.levels)
 
-    return Method("fed-et", init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method("fed-et", init, round, lambda s: View(s.x), needs=distilling.NEEDS)

@@ -3,8 +3,6 @@ trained on train rows (FedNest, section 4.1). 2-layer perceptron; with MNIST and
 d_y = 2,010. The head's ridge makes the inner problem strongly convex.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,10 +16,11 @@ from coterie.problems.tasks.variables import Bound
 from coterie.settings import Count, NonNegative, Positive
 
 
-class HeadLoss(NamedTuple):
+class HeadLoss:
     """Cross-entropy of head ∘ backbone, plus ½ ridge ‖y‖². Derivatives by a linear head are written down."""
 
-    ridge: float = 0.0
+    def __init__(self, ridge: float = 0.0) -> None:
+        self.ridge = ridge
 
     def __call__(self, x: Bound, y: Bound, batch: Batch) -> Tensor:
         """The mean over a batch."""

@@ -8,7 +8,8 @@ f weighs a row of class c by 1/(C π_c), π_c the share of class c in all rows: 
 then the mean of the class means. (Normalised within each client, a client without rare classes would count too much.)
 """
 
-from typing import Annotated, NamedTuple
+from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -26,27 +27,17 @@ from coterie.problems.tasks.variables import Bound
 from coterie.settings import Count, NonNegative, Positive
 
 
-class VSLoss(NamedTuple):
-    """g: cross-entropy on σ(δ)·logits + ι, plus ½ ridge ‖y‖²."""
-
-    ridge: float
-
-    def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
-        """The mean over a batch."""
-        logits = torch.sigmoid(x["delta"]) * y(batch.inputs) + x["iota"]
-        losses = F.cross_entropy(logits, batch.labels, reduction="none")
-        return batch_mean(losses, batch) + 0.5 * self.ridge * y.flat.square().sum()
+def vs_loss(ridge: float, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
+    """g: cross-entropy on σ(δ)·logits + ι, plus ½ ridge ‖y‖²; the mean over a batch."""
+    logits = torch.sigmoid(x["delta"]) * y(batch.inputs) + x["iota"]
+    losses = F.cross_entropy(logits, batch.labels, reduction="none")
+    return batch_mean(losses, batch) + 0.5 * ridge * y.flat.square().sum()
 
 
-class BalancedLoss(NamedTuple):
-    """f: cross-entropy of the plain logits, rows weighted by class."""
-
-    weights: Tensor
-
-    def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
-        """The mean over a batch."""
-        losses = F.cross_entropy(y(batch.inputs), batch.labels, reduction="none")
-        return batch_mean(self.weights[batch.labels] * losses, batch)
+def balanced_loss(weights: Tensor, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
+    """f: cross-entropy of the plain logits, rows weighted by class; the mean over a batch."""
+    losses = F.cross_entropy(y(batch.inputs), batch.labels, reduction="none")
+    return batch_mean(weights[batch.labels] * losses, batch)
 
 
 def loss_tuning(
@@ -96,7 +87,7 @@ def loss_tuning(
             outputs = problem.task.y(problem.inner_start if view.inner is None else view.inner)(x_test)
             return measured(outputs, y_test)
 
-    problem = Nested(VSLoss(ridge), BalancedLoss(weights)).on(
+    problem = Nested(partial(vs_loss, ridge), partial(balanced_loss, weights)).on(
         dealt.train,
         dealt.valid,
         x={"delta": torch.zeros(10), "iota": torch.zeros(10)},

@@ -5,8 +5,6 @@
 A small compositional problem: ∇f(x) = (I − η∇²L(x)) ∇L_valid(y*(x)), and no client knows L. Digits, shards by class.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,11 +18,11 @@ from coterie.problems.nested import Compositional, NestedProblem, batch_mean
 from coterie.settings import Count, Positive
 
 
-class Adapted(NamedTuple):
+class Adapted:
     """r: one gradient step of size η from x."""
 
-    model: FlatModel
-    eta: float
+    def __init__(self, model: FlatModel, eta: float) -> None:
+        self.model, self.eta = model, eta
 
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """L(θ), the mean cross-entropy of a batch."""
