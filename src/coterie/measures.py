@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, gist
 
 Direction = Literal["lower", "higher", "neither"]
 Scale = Literal["number", "share", "log"]
@@ -253,9 +253,8 @@ def computed(measure: Measure, *arguments: Any) -> float:
         value = measure.of(*arguments)
     except Exception as error:
         kinds = ", ".join(type(argument).__name__ for argument in arguments)
-        said = str(error).splitlines()[0] if str(error) else ""
         raise UsageError(
-            f"measure {measure.name} failed: {type(error).__name__}: {said}. Its function is called with "
+            f"measure {measure.name} failed: {gist(error)}. Its function is called with "
             f"{len(arguments)} arguments ({kinds}); correct it."
         ) from error
     return number(measure.name, value)

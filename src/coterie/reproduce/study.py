@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from coterie.errors import UsageError, unknown
 from coterie.experiment.config import load
 from coterie.experiment.processes import Job, Watch, run_all
+from coterie.settings import chosen
 from coterie.storage import make_folder, write_atomically, write_json
 
 Settings = Mapping[str, Any]  # {'table.key': value}
@@ -100,9 +101,7 @@ class Study:
 
     def at(self, scale: str) -> Table:
         """The table at a scale."""
-        if scale not in self.scales:
-            raise unknown(f"scale of {self.name}", scale, self.scales)
-        return self.scales[scale]
+        return chosen(f"scale of {self.name}", scale, self.scales)
 
 
 def flat(**tables: Settings) -> dict[str, Any]:
@@ -328,13 +327,10 @@ def read(run: Finished, what: str) -> float | None:
     if kind in ("weights", "most"):
         return _of_weights(run.summary["weights"], what)
     moved = run.summary["communication"]
-    if kind == "megabytes":
-        return (moved["bytes_up"] + moved["bytes_down"]) / 1e6
-    if kind == "megabytes_up":
-        return moved["bytes_up"] / 1e6
-    if kind == "rounds":
-        return float(moved["rounds"])
-    raise ValueError(f"no way to read {what!r}")
+    sums = {"megabytes": ("bytes_up", "bytes_down"), "megabytes_up": ("bytes_up",), "rounds": ("rounds",)}
+    if kind not in sums:
+        raise ValueError(f"no way to read {what!r}")
+    return sum(moved[key] for key in sums[kind]) / (1.0 if kind == "rounds" else 1e6)
 
 
 def _of_weights(weights: list[float] | None, what: str) -> float | None:

@@ -46,12 +46,9 @@ def client_round(shard: Shard, shared: Tree, private: Tree, static: Static, draw
 def descend(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """I_dec steps y ← y − γ∇_y g(x, y) from the model's own start."""
     g, y = static.work("objective"), shard.task.model.start
+    slope = grad(lambda point, at: g(shard, (shared, point), None, static, at))
     for i in range(static.decode_steps):
-
-        def at(point: Tensor, step: int = i) -> Tensor:
-            return g(shard, (shared, point), None, static, draw.step(step))
-
-        y = y - static.decode_step * grad(at)(y)
+        y = y - static.decode_step * slope(y, draw.step(i))
     return y
 
 

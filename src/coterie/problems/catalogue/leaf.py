@@ -101,5 +101,4 @@ def _of_users(
         raise UsageError(f"problem.clients is {clients}, but {where} has {len(users)} users with rows; lower it.")
     chosen = [users[k] for k in draw.phase("users").subset(len(users), clients or len(users)).tolist()]
     note = f"{name}: {len(chosen)} of {len(users)} users of {where}; sha256 of its files {found.digest}"
-    parts, names = [(user.train, user.test) for user in chosen], tuple(user.name for user in chosen)
-    return of_holders(context, parts, FlatModel(net), draw=draw, names=names, notes=(note,), **more)
+    return of_holders(context, chosen, FlatModel(net), draw=draw, notes=(note,), **more)

@@ -164,8 +164,7 @@ def _dealt(source: Source, share: float, clients: int, friends: int, rows: int, 
         _deck(labels, classes, draw.step(i)) for i, classes in enumerate((source.home, source.near, *source.far))
     )
     mixed = round(share * rows)
-    parts = [_take(home, rows)]
-    parts += [_take(home, mixed) + _take(near, rows - mixed) for _ in range(friends - 1)]
+    parts = [_take(home, rows), *(_take(home, mixed) + _take(near, rows - mixed) for _ in range(friends - 1))]
     turns = cycle(far)
     for _ in range(clients - friends):
         mine = next(filter(None, (_take(deck, rows) for deck in islice(turns, len(far)))), [])

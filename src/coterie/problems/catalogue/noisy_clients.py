@@ -8,7 +8,7 @@ MNIST and Fashion-MNIST: LeNet-5, 5000 rows per noisy client, the published test
 small perceptron, 120 rows per noisy client, and `test` rows set apart.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -24,20 +24,6 @@ from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive
 
 CLEAN = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
-
-
-class NoisyClientsPlan(NamedTuple):
-    """Model and rows of a noisy client, by data set."""
-
-    model: str
-    noisy_rows: int
-
-
-PLANS = {
-    "digits": NoisyClientsPlan("mlp", 120),
-    "mnist": NoisyClientsPlan("lenet5", 5000),
-    "fashion-mnist": NoisyClientsPlan("lenet5", 5000),
-}
 
 
 def noisy_clients(
@@ -64,7 +50,8 @@ def noisy_clients(
         >>> problem.clients, problem.best_weights.tolist()
         (5, [0.5, 0.3, 0.2, 0.0, 0.0])
     """
-    plan, source = PLANS[data], load(data)
+    source = load(data)
+    usual_model, usual_rows = ("mlp", 120) if data == "digits" else ("lenet5", 5000)
     draw = Draw.of(context.seed).phase("noisy-clients")
     train, held_out = source.parts(test, draw.phase("test part"))
     scale = source.scale()
@@ -76,7 +63,7 @@ def noisy_clients(
     for classes in CLEAN:
         rows = rest[torch.isin(train.y[rest], torch.tensor(classes))]
         shards.append((scale(train.x[rows]), train.y[rows]))
-    each = min(noisy_rows or plan.noisy_rows, len(rest))
+    each = min(noisy_rows or usual_rows, len(rest))
     for k in range(len(CLEAN), clients):
         mine = draw.phase("noisy").client(k)
         rows = rest[mine.phase("rows").permutation(len(rest))[:each]]
@@ -87,7 +74,7 @@ def noisy_clients(
     return weighting(
         thinned(shards, skew, draw.phase("skew")),
         (scale(train.x[valid]), train.y[valid]),
-        FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
+        FlatModel(build(model or usual_model, source.shape, source.classes, context.seed)),
         "cross_entropy",
         test=(scale(held_out.x), held_out.y),
         friends=len(CLEAN),

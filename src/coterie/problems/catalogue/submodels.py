@@ -86,14 +86,6 @@ class SubmodelsPlan(NamedTuple):
     public: int
 
 
-PLANS = {
-    "digits": SubmodelsPlan(20, 16, 200),
-    "mnist": SubmodelsPlan(100, 32, 2000),
-    "fashion-mnist": SubmodelsPlan(100, 32, 2000),
-    "cifar10": SubmodelsPlan(100, 32, 2000),
-}
-
-
 def submodels(
     context: Context,
     *,
@@ -130,7 +122,7 @@ def submodels(
         >>> [size.share for size in problem.sizes]
         [1.0, 0.5]
     """
-    plan = PLANS[data]
+    plan = SubmodelsPlan(20, 16, 200) if data == "digits" else SubmodelsPlan(100, 32, 2000)
     clients = clients or plan.clients
     draw = Draw.of(context.seed).phase("submodels")
     (x, y), held_out = source(data, test, draw.phase("test part"))

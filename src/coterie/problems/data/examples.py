@@ -17,6 +17,14 @@ class Examples(NamedTuple):
     y: Tensor
 
 
+class Holder(NamedTuple):
+    """A real holder of data, such as a hospital or a writer: its name, training rows and test rows."""
+
+    name: str
+    train: Examples
+    test: Examples
+
+
 class Scale(NamedTuple):
     """x ↦ (x − shift) / width, in float32."""
 

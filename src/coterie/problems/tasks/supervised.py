@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.errors import UsageError, unknown
+from coterie.errors import UsageError
 from coterie.federation import Batch, Rows
 from coterie.federation.mapped import MappedColumn
 from coterie.numerics.compiled import Fused
@@ -20,6 +20,7 @@ from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
 from coterie.problems.models.flat import Inputs
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
+from coterie.settings import chosen
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -70,11 +71,8 @@ class Supervised(Task):
     @staticmethod
     def of(model: FlatModel, loss: str | RowLoss, *, l2: float = 0.0, classes: int | None = None) -> "Supervised":
         """A task by the loss's name, or with a loss of one's own (outputs, labels) → one number per row."""
-        if isinstance(loss, str):
-            if loss not in LOSSES:
-                raise unknown("loss", loss, LOSSES)
-            loss = LOSSES[loss]
-        return Supervised(model, loss, l2, classes)
+        by_row = chosen("loss", loss, LOSSES) if isinstance(loss, str) else loss
+        return Supervised(model, by_row, l2, classes)
 
     @property
     def softmax_regression(self) -> bool:
