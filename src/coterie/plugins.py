@@ -277,8 +277,8 @@ def returning(factory: Callable[..., Any], kind: type[Any], setting: str, remedy
         except CoterieError:
             raise
         except Exception as error:  # whatever somebody's own code raises
-            place = _place(error)
-            raise UsageError(f"{setting} failed: {type(error).__name__}: {error}{place}.") from error
+            where = _place(error)
+            raise UsageError(f"{setting} failed: {type(error).__name__}: {error}{where}.") from error
         if not isinstance(made, kind):
             raise UsageError(f"{setting} returned a {type(made).__name__}, no {kind.__name__}; {remedy}")
         return made

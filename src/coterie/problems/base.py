@@ -31,7 +31,7 @@ class Context:
     statistics: StatisticsPrivacy | None = None
 
     @property
-    def place(self) -> dict[str, Any]:
+    def tensor_options(self) -> dict[str, Any]:
         """The numbers and their device, as `weighting`, `Nested(…).on` and models take them."""
         return {"dtype": self.dtype, "device": self.device}
 

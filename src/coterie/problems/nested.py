@@ -307,14 +307,14 @@ def _problem(
     device: str = "cpu",
 ) -> NestedProblem:
     """Lay out variables and rows, and refuse losses that cannot be right."""
-    place: dict[str, Any] = {"dtype": dtype, "device": device}
-    rows = pack(train).to(**place)
-    goal = None if valid is None else pack(valid, who="validation shard").to(**place)
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
+    rows = pack(train).to(**options)
+    goal = None if valid is None else pack(valid, who="validation shard").to(**options)
     if goal is not None and len(goal) != len(rows):
         raise UsageError(
             f"there are {len(rows)} train shards but {len(goal)} validation shards; give one of each to every client."
         )
-    task = NestedTask(kind, Flat(x, "x").to(**place), Flat(y, "y").to(**place), inner, outer)
+    task = NestedTask(kind, Flat(x, "x").to(**options), Flat(y, "y").to(**options), inner, outer)
     if any(model.unknown for model in task.models):
         _probe(task, rows, goal)
     examine(task, rows, goal)
@@ -349,9 +349,9 @@ def _probe(task: NestedTask, train: Stack, valid: Stack | None) -> None:
 
 def _value_of(r: Callable[[Any, Batch], Tensor], x: Variable, train: Sequence[Any], more: dict[str, Any]) -> Tensor:
     """r at the start, on the first client: it tells the shape of y."""
-    place = {"dtype": more.get("dtype", torch.float32), "device": more.get("device", "cpu")}
-    flat = Flat(x, "x").to(**place)
-    value = r(flat(flat.start), pack(train[:1]).to(**place).client(0).all())
+    options = {"dtype": more.get("dtype", torch.float32), "device": more.get("device", "cpu")}
+    flat = Flat(x, "x").to(**options)
+    value = r(flat(flat.start), pack(train[:1]).to(**options).client(0).all())
     if not isinstance(value, Tensor):
         raise UsageError(f"r returned a {type(value).__name__} on client 0; return the tensor that y should equal.")
     return value.detach()

@@ -225,8 +225,8 @@ def weighting(
         measures: measures of your own beside loss and accuracy.
         more: other fields of the problem, by name.
     """
-    place: dict[str, Any] = {"dtype": dtype, "device": device}
-    train = (shards if isinstance(shards, Stack) else pack(shards, collate=collate)).to(**place)
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
+    train = (shards if isinstance(shards, Stack) else pack(shards, collate=collate)).to(**options)
 
     given = {
         "the target": ("target", None if target is None else [target]),
@@ -235,12 +235,12 @@ def weighting(
         "the test sets": ("test set", tests),
     }
     packed = {
-        name: pack(parts, who=who, collate=collate).to(**place)
+        name: pack(parts, who=who, collate=collate).to(**options)
         for name, (who, parts) in given.items()
         if parts is not None
     }
     notes = (*more.pop("notes", ()), *_converted(model, dtype))
-    model = model.to(**place).called_with(train.names)
+    model = model.to(**options).called_with(train.names)
     of = list(range(len(train)) if groups is None else groups)
     _check_everyone(len(train), packed.get("validation"), packed.get("the test sets"), of)
     for who, part in packed.items():

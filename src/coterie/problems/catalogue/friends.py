@@ -87,7 +87,7 @@ def friends(
         "cross_entropy",
         test=tested,
         friends=friends,
-        **context.place,
+        **context.tensor_options,
         **own,
     )
     return with_attackers(problem, attack, attackers, strength, attack_from)

@@ -160,7 +160,7 @@ def groups(
         "cross_entropy",
         test=tested,
         friends=few if target == "minority" else clients - few,
-        **context.place,
+        **context.tensor_options,
         **own,
     )
     return with_attackers(problem, attack, attackers, strength, attack_from)

@@ -52,7 +52,7 @@ def of_holders(
         "cross_entropy",
         test=tuple(holders[target].test),
         tests=[tuple(holder.test) for holder in holders],
-        **context.place,
+        **context.tensor_options,
         valid=valid or None,
         **{"names": tuple(holder.name for holder in holders), **more},
     )

@@ -90,6 +90,6 @@ def hyper_representation(
         x=backbone,
         y=nn.Sequential(head),
         measures=measures,
-        **context.place,
+        **context.tensor_options,
     )
     return problem

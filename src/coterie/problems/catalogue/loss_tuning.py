@@ -93,6 +93,6 @@ def loss_tuning(
         x={"delta": torch.zeros(10), "iota": torch.zeros(10)},
         y=dense([*hidden, 10], tuple(images.x.shape[1:]), context.seed),
         measures=measures,
-        **context.place,
+        **context.tensor_options,
     )
     return problem

@@ -156,10 +156,10 @@ def mean_estimation(
     rows = noise + means.repeat_interleave(sizes, dim=0)[:, None]
     held_out = draw.phase("validation").normal(validation, dimension, dtype=wide)
 
-    place = context.place
-    model = FlatModel(Location(torch.full((dimension,), dimension**-0.5))).to(**place)
+    options = context.tensor_options
+    model = FlatModel(Location(torch.full((dimension,), dimension**-0.5))).to(**options)
     task = MeanTask(model)
-    train, goal = pack([*rows]).to(**place), pack([held_out], who="target").to(**place)
+    train, goal = pack([*rows]).to(**options), pack([held_out], who="target").to(**options)
     exact = TrueMean(sizes, means, samples)
     problem = Weighting(
         task,

@@ -61,7 +61,7 @@ def meta_learning(
     draw = draws(context, "meta-learning")
     images, held_out = source(data, test, draw.phase("test"))
     dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.5, draw)
-    model = FlatModel(dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)).to(**context.place)
+    model = FlatModel(dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)).to(**context.tensor_options)
     adapted = Adapted(model, adaptation)
     x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
 
@@ -76,5 +76,5 @@ def meta_learning(
         x=model.start,
         y=model.start,
         measures=measures,
-        **context.place,
+        **context.tensor_options,
     )

@@ -94,5 +94,5 @@ def minimax_quadratic(
         y=torch.ones(dimension),
         measures=lambda view: {},
         exact=saddle,
-        **context.place,
+        **context.tensor_options,
     )

@@ -143,7 +143,7 @@ def mixture(
         "cross_entropy",
         test=(source.test.x, source.test.y),
         friends=friends,
-        **context.place,
+        **context.tensor_options,
     )
     return with_attackers(_with_own_rows(problem, source.block), attack, attackers, strength, attack_from)
 

@@ -135,5 +135,5 @@ def quadratic_problem(form: NestedForm, context: Context) -> NestedProblem:
         y=torch.zeros(form.c.shape[1]),
         measures=lambda view: {},
         exact=form,
-        **context.place,
+        **context.tensor_options,
     )

@@ -78,7 +78,7 @@ def noisy_clients(
         "cross_entropy",
         test=(scale(held_out.x), held_out.y),
         friends=len(CLEAN),
-        **context.place,
+        **context.tensor_options,
         best_weights=best,
     )
 

@@ -120,7 +120,7 @@ def quadratic(
         FlatModel(net),
         "squared",
         friends=friends,
-        **context.place,
+        **context.tensor_options,
         exact=form,
         curvature=form.curvature,
         best_weights=form.weights,

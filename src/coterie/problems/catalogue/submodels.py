@@ -147,10 +147,10 @@ def submodels(
         FlatModel(net),
         "cross_entropy",
         test=(x_test[tested], held_out.y[tested]),
-        **context.place,
+        **context.tensor_options,
     )
     loss = among_present if masked else cross_entropy
-    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], context.place)
+    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], context.tensor_options)
     levels = draw.phase("capacity").client(torch.arange(clients)).integers(len(shares)).to(context.device)
     known = {f.name: getattr(problem, f.name) for f in fields(Weighting)}
     return SubModels(**{**known, "task": task}, levels=levels)
@@ -169,23 +169,23 @@ def _task(
     loss: RowLoss,
     scalers: bool,
     public: Tensor,
-    place: dict[str, Any],
+    options: dict[str, Any],
 ) -> SubModelTask:
     """The oracles of the whole network and of those cut out of it."""
 
     def smaller(scaled: bool) -> tuple[Supervised, ...]:
-        nets = (FlatModel(cut.carved(share, scaled=scaled)).to(**place) for share in shares)
+        nets = (FlatModel(cut.carved(share, scaled=scaled)).to(**options) for share in shares)
         return tuple(Supervised(net, loss, classes=whole.classes) for net in nets)
 
     plain = smaller(False)
     known = {f.name: getattr(whole, f.name) for f in fields(Supervised)} | {"loss_by_row": loss}
     return SubModelTask(
         **known,
-        anatomy=cut.to(place["device"]),
+        anatomy=cut.to(options["device"]),
         shares=shares,
         plain=plain,
         scaled=smaller(True) if scalers else plain,
-        public=whole.model.prepare(public.to(**place)),
+        public=whole.model.prepare(public.to(**options)),
     )
 
 

@@ -46,10 +46,6 @@ class Cosines(NamedTuple):
         """Some of the functions, or one."""
         return Cosines(*(tensor[i] for tensor in self))
 
-    def to(self, place: Any) -> "Cosines":
-        """The same for other numbers or another device."""
-        return Cosines(*(tensor.to(**place) for tensor in self))
-
     def value(self, theta: Tensor) -> Tensor:
         """f_i(θ) for each function."""
         return 0.5 * (self.Q @ theta) @ theta - self.c @ theta + self.e + torch.cos(self.a @ theta - self.b)
@@ -92,15 +88,15 @@ class CosineTask(Task):
 
     def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
         """f_i(θ)."""
-        return self._function(_one(rows)).value(theta)
+        return self._function(_first_row(rows)).value(theta)
 
     def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
         """∇f_i(θ)."""
-        return self._function(_one(rows)).gradient(theta)
+        return self._function(_first_row(rows)).gradient(theta)
 
     def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """∇²f_i(θ) v."""
-        return self._function(_one(rows)).hvp(theta, v)
+        return self._function(_first_row(rows)).hvp(theta, v)
 
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes of a few d × d matrices."""
@@ -110,7 +106,7 @@ class CosineTask(Task):
         return self.functions.pick(batch.columns[0][0])
 
 
-def _one(rows: Rows) -> Batch:
+def _first_row(rows: Rows) -> Batch:
     return rows.take(torch.zeros(1, dtype=torch.int64, device=rows.offset.device))
 
 
@@ -197,21 +193,21 @@ def toy_cosine(
     """
     draw = Draw.of(context.seed).phase("toy-cosine")
     functions = strongly_convex(clients + 1, dimension, rows, draw)
-    place = context.place
+    options = context.tensor_options
     net = nn.Linear(dimension, 1, bias=False)
     nn.init.zeros_(net.weight)
-    model = FlatModel(net).to(**place)
+    model = FlatModel(net).to(**options)
     E = draw.phase("E").normal(PAIRS, dimension, dimension, dtype=torch.float64)
     task = CosineTask(
-        functions.to(place),
+        Cosines(*(tensor.to(**options) for tensor in functions)),
         model,
-        nu=(noise * draw.phase("nu").normal(PAIRS, dtype=torch.float64)).to(**place),
-        epsilon=(noise * draw.phase("epsilon").normal(PAIRS, dimension, dtype=torch.float64)).to(**place),
-        E=(noise * (E + E.mT) / 2**0.5).to(**place),
+        nu=(noise * draw.phase("nu").normal(PAIRS, dtype=torch.float64)).to(**options),
+        epsilon=(noise * draw.phase("epsilon").normal(PAIRS, dimension, dtype=torch.float64)).to(**options),
+        E=(noise * (E + E.mT) / 2**0.5).to(**options),
     )
     looks = torch.arange(2 * PAIRS)
     shards = [(torch.full_like(looks, i), looks) for i in range(clients + 1)]
-    train, goal = pack(shards[:-1]).to(**place), pack(shards[-1:], who="target").to(**place)
+    train, goal = pack(shards[:-1]).to(**options), pack(shards[-1:], who="target").to(**options)
     exact = ExactCosine(functions)
     target = Shard(task, None, goal.client(0))
     return Weighting(task, train, target, model.start, exact=exact, curvature=exact.curvature)

@@ -123,13 +123,13 @@ class Anatomy:
 
     def index(self, a: Tensor, share: float) -> Tensor:
         """Where the parameters of the sub-model lie in θ, ascending: [..., k] for a [..., K] with this share."""
-        there = _with_one(a)
-        return places(there[..., self.owner] & there[..., self.feeder], self.parameters(share))
+        kept = _with_one(a)
+        return places(kept[..., self.owner] & kept[..., self.feeder], self.parameters(share))
 
     def parameters(self, share: float) -> int:
         """How many parameters a sub-model with this share has."""
-        there = _with_one(self.first(share))
-        return int((there[self.owner] & there[self.feeder]).sum())
+        kept = _with_one(self.first(share))
+        return int((kept[self.owner] & kept[self.feeder]).sum())
 
     def work(self, a: Tensor) -> Tensor:
         """T(a): multiply-adds for one input, for a in {0, 1} or relaxed to [0, 1]."""
@@ -145,12 +145,12 @@ class Anatomy:
 
     def carved(self, share: float, *, scaled: bool) -> nn.Module:
         """The sub-model with the first kernels as an ordinary, really smaller module; with scalers if asked for."""
-        there, net = _with_one(self.first(share).cpu()), deepcopy(self.module)
+        kept, net = _with_one(self.first(share).cpu()), deepcopy(self.module)
         for name, axes in self.axes.items():
             path, _, leaf = name.rpartition(".")
             value = net.get_parameter(name).detach()
             for dim, kernels in enumerate(axes):
-                value = value.index_select(dim, there[kernels].nonzero()[:, 0])
+                value = value.index_select(dim, kept[kernels].nonzero()[:, 0])
             setattr(net.get_submodule(path), leaf, nn.Parameter(value.clone()))
         for layer in net.modules():
             _restate(layer)
