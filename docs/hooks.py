@@ -131,9 +131,8 @@ def documented(doc: str, function: ast.FunctionDef, file: Path) -> str:
 @cache
 def problems() -> dict[str, Path]:
     """The factories of the registered problems, in order: the file of each by its name."""
-    registry = _assigned(_tree(_module("coterie.problems.catalogue.registry")))["PROBLEMS"]
-    entries = [entry.args for entry in registry.elts if isinstance(entry, ast.Call)]
-    pairs = [(ast.literal_eval(name).replace("-", "_"), ast.literal_eval(home)) for name, home, *_ in entries]
+    catalogue = ast.literal_eval(_assigned(_tree(_module("coterie.problems.catalogue.registry")))["CATALOGUE"])
+    pairs = [(name.replace("-", "_"), home) for name, home, _ in catalogue]
     return {name: _defining(_module(f"coterie.problems.{home}"), name) for name, home in pairs}
 
 

@@ -7,10 +7,11 @@ own before them (`Problem.declares`). A recorded name that nobody declared is sh
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from coterie.errors import UsageError
+from coterie.errors import UsageError, gist
 
 Direction = Literal["lower", "higher", "neither"]
 Scale = Literal["number", "share", "log"]
@@ -18,6 +19,7 @@ RowsOf = Literal["", "train", "validation", "test", "weights"]
 
 NAME = re.compile(r"[A-Za-z]\w{0,63}")
 LONGEST = 120  # characters of a label
+STORED = ("name", "label", "better", "scale", "rows", "unit")  # the fields that records hold
 TAKEN = frozenset({"round", "seconds", "communication"})  # of a line of the record, and no measures
 
 
@@ -114,7 +116,7 @@ class Measure:
 
     def as_dict(self) -> dict[str, str]:
         """As it is stored beside a record."""
-        return {key: getattr(self, key) for key in ("name", "label", "better", "scale", "rows", "unit")}
+        return {key: getattr(self, key) for key in STORED}
 
 
 def accuracy(name: str, label: str, rows: RowsOf) -> Measure:
@@ -199,9 +201,8 @@ def stored(data: Any) -> tuple[Measure, ...]:
     """
     if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
         raise ValueError("measures are no list of tables")
-    keys = ("name", "label", "better", "scale", "rows", "unit")
     try:
-        return tuple(Measure(**{key: entry[key] for key in keys if key in entry}) for entry in data)
+        return tuple(Measure(**{key: entry[key] for key in STORED if key in entry}) for entry in data)
     except (TypeError, UsageError) as error:
         raise ValueError(str(error)) from None
 
@@ -252,9 +253,8 @@ def computed(measure: Measure, *arguments: Any) -> float:
         value = measure.of(*arguments)
     except Exception as error:
         kinds = ", ".join(type(argument).__name__ for argument in arguments)
-        said = str(error).splitlines()[0] if str(error) else ""
         raise UsageError(
-            f"measure {measure.name} failed: {type(error).__name__}: {said}. Its function is called with "
+            f"measure {measure.name} failed: {gist(error)}. Its function is called with "
             f"{len(arguments)} arguments ({kinds}); correct it."
         ) from error
     return number(measure.name, value)
@@ -267,15 +267,11 @@ def number(name: str, value: Any) -> float:
         name: the measure.
         value: what its function returned: a number, or a tensor or array that holds one.
     """
-    if isinstance(value, bool | str) or value is None:
-        found = value
-    else:
-        try:
+    if not isinstance(value, bool | str):
+        with suppress(TypeError, ValueError, RuntimeError):
             return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            found = value
-    shape = getattr(found, "shape", None)
-    kind = type(found).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
+    shape = getattr(value, "shape", None)
+    kind = type(value).__name__ + (f" of shape {tuple(shape)}" if shape is not None else "")
     raise UsageError(
         f"measure {name} returned a {kind}, not a number; return one number per call, for example values.mean()."
     )

@@ -13,13 +13,16 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from traceback import extract_tb
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from coterie.consent import FILE, admits, allow_code, resolve
-from coterie.errors import CoterieError, UsageError, clean
+from coterie.errors import CoterieError, UsageError, clean, unknown
 
 Kind = Literal["method", "problem", "engine"]
 OWN = "coterie"
@@ -78,6 +81,56 @@ class Plugin(NamedTuple):
         file = getattr(sys.modules.get(name), "__file__", None)
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else "unknown"
         return f"{self.source}, sha256 {digest}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method or problem in its registry.
+
+    Args:
+        name: its name; the factory has the same one with underscores.
+        home: the module that defines the factory, below the package of its registry; imported when it is used.
+        summary: what it is, in one line.
+        source: where it comes from: coterie, a distribution with its version, or a file.
+        factory: the factory itself, where it is somebody else's.
+    """
+
+    name: str
+    home: str
+    summary: str
+    source: str = OWN
+    factory: Callable[..., Any] | None = None
+
+    @property
+    def identifier(self) -> str:
+        """The name of the factory."""
+        return self.name.replace("-", "_")
+
+    def found(self, package: str) -> Callable[..., Any]:
+        """The factory, from its module below a package."""
+        found: Callable[..., Any] = self.factory or getattr(import_module(f"{package}.{self.home}"), self.identifier)
+        return found
+
+
+E = TypeVar("E", bound=Entry)
+
+
+def entry(kind: Kind, name: str, own: Iterable[E], outside: Callable[[Plugin, Callable[..., Any]], E]) -> E:
+    """The entry of that name; an unknown one is an error that lists the nearest.
+
+    Args:
+        kind: "method" or "problem".
+        name: a registered name, package.module:factory, or file.py:factory.
+        own: coterie's own entries, which come first.
+        outside: makes the entry of a plug-in and its factory.
+    """
+    by_name = {entry.name: entry for entry in own}
+    if name in by_name:
+        return by_name[name]
+    plugin = find(kind, name)
+    if plugin is None:
+        raise unknown(kind, name, (*by_name, *(other.name for other in registered(kind))))
+    return outside(plugin, plugin.load(f"run.{kind}"))
 
 
 def modules_of(module: str) -> tuple[str, ...]:
@@ -224,8 +277,8 @@ def returning(factory: Callable[..., Any], kind: type[Any], setting: str, remedy
         except CoterieError:
             raise
         except Exception as error:  # whatever somebody's own code raises
-            place = _place(error)
-            raise UsageError(f"{setting} failed: {type(error).__name__}: {error}{place}.") from error
+            where = _place(error)
+            raise UsageError(f"{setting} failed: {type(error).__name__}: {error}{where}.") from error
         if not isinstance(made, kind):
             raise UsageError(f"{setting} returned a {type(made).__name__}, no {kind.__name__}; {remedy}")
         return made
@@ -240,10 +293,8 @@ def summary(factory: Callable[..., Any]) -> str:
 
 def _place(error: BaseException) -> str:
     """The line at which an error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+    frames = extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
 def _of(point: EntryPoint) -> Plugin:

@@ -8,6 +8,7 @@ Rounds are counted from 0 here: the first round has the start value.
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,11 +69,7 @@ def cosine(start: float, rounds: int, end: float = 0.0) -> Schedule:
         >>> [round(cosine(0.1, 4).at(t), 4) for t in range(4)]
         [0.1, 0.0854, 0.05, 0.0146]
     """
-    _check("cosine", start=start, rounds=rounds, end=end)
-    return Schedule(
-        _text("cosine", start, rounds, end=(end, 0.0)),
-        lambda t: end + (start - end) * (1.0 + math.cos(math.pi * min(t, rounds) / rounds)) / 2.0,
-    )
+    return _between("cosine", start, rounds, end, lambda t: (1.0 + math.cos(math.pi * t / rounds)) / 2.0)
 
 
 def linear(start: float, rounds: int, end: float = 0.0) -> Schedule:
@@ -87,11 +84,14 @@ def linear(start: float, rounds: int, end: float = 0.0) -> Schedule:
         >>> [linear(0.5, 4).at(t) for t in range(4)]
         [0.5, 0.375, 0.25, 0.125]
     """
-    _check("linear", start=start, rounds=rounds, end=end)
-    return Schedule(
-        _text("linear", start, rounds, end=(end, 0.0)),
-        lambda t: end + (start - end) * (1.0 - min(t, rounds) / rounds),
-    )
+    return _between("linear", start, rounds, end, lambda t: 1.0 - t / rounds)
+
+
+def _between(kind: str, start: float, rounds: int, end: float, share: Callable[[int], float]) -> Schedule:
+    """From start to end; share is the part of the way that is left after t rounds, from 1 to 0."""
+    _check(kind, start=start, rounds=rounds, end=end)
+    text = _text(kind, start, rounds, end=(end, 0.0))
+    return Schedule(text, lambda t: end + (start - end) * share(min(t, rounds)))
 
 
 def step(start: float, every: int, factor: float = 0.1) -> Schedule:
@@ -156,7 +156,8 @@ def called(text: str, what: str, kinds: dict[str, Callable[..., Any]]) -> Any:
     """
     match = CALL.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no {what}; write for example {_example(kinds)}.")
+        example = "cosine(0.1, 100)" if "cosine" in kinds else "patience(validation_loss, 20)"
+        raise UsageError(f"{text!r} is no {what}; write for example {example}.")
     name, inside = match.groups()
     if name not in kinds:
         raise unknown(what, name, kinds)
@@ -174,17 +175,11 @@ def called(text: str, what: str, kinds: dict[str, Callable[..., Any]]) -> Any:
         raise UsageError(f"{text!r} does not fit {name}: {str(error).partition(' ')[2]}.") from None
 
 
-def _example(kinds: dict[str, Callable[..., Any]]) -> str:
-    return "cosine(0.1, 100)" if "cosine" in kinds else "patience(validation_loss, 20)"
-
-
 def _value(text: str, whole: str) -> Any:
     """A number, or a word such as the name of a measure."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     if WORD.fullmatch(text):
         return text
     raise UsageError(f"{text!r} in {whole!r} is neither a number nor a name.")

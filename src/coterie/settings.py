@@ -15,6 +15,7 @@ from coterie.glossary import METHOD_SETTINGS, PROBLEM_SETTINGS
 from coterie.schedules import Schedule, is_schedule, schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 Count = Annotated[int, Field(ge=1)]
 BatchSize = Annotated[int, Field(ge=1)] | Literal["all"]
@@ -37,6 +38,19 @@ class StatisticsPrivacy:
     noise: float
     bounds: Mapping[str, Sequence[float]]
     categories: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def chosen(kind: str, name: str, known: Mapping[str, T]) -> T:
+    """The entry of that name; an unknown one is an error that lists the nearest.
+
+    Args:
+        kind: what the entries are, for the error.
+        name: the name.
+        known: the entries by name.
+    """
+    if name not in known:
+        raise unknown(kind, name, known)
+    return known[name]
 
 
 @cache

@@ -165,6 +165,8 @@ def test_a_node_refuses_works_that_a_setting_names(setting: str) -> None:
 class Task:
     """Oracles of which nothing is asked but a gradient."""
 
+    vmaps, mixes_rows, dropout = True, False, False
+
     def full_gradient(self, theta: Any, rows: Any) -> Any:
         return theta
 

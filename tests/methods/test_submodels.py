@@ -28,8 +28,8 @@ from coterie.methods import (
     zerofl,
 )
 from coterie.methods.shared.works import gradient
-from coterie.methods.submodels.carving import Part, asked, merged
-from coterie.methods.submodels.distilling import Distillation, distilled, soft_cross_entropy
+from coterie.methods.submodels.carving import Local, Part, asked, merged
+from coterie.methods.submodels.distilling import distilled, soft_cross_entropy
 from coterie.methods.submodels.fed_et import verdict
 from coterie.methods.submodels.fedsep_submodel import decoded_mask, on_budget
 from coterie.methods.submodels.flash import _kept
@@ -353,7 +353,7 @@ def test_a_student_learns_what_it_is_told():
     task = problem.task
     inputs = task.public[torch.arange(32).view(1, 32).repeat(30, 1)]
     labels = (10 * torch.nn.functional.one_hot(torch.arange(32) % 10, 10).double()).softmax(-1)
-    how = Distillation(1e-2, 30, 32, "adam")
+    how = Local(1e-2, 30, 32, "adam")
     theta = distilled(task, problem.start, inputs, [labels] * 30, soft_cross_entropy, how)
     before, after = (float(soft_cross_entropy(task.model(x, inputs[0]), labels)) for x in (problem.start, theta))
     assert after < before - 0.5

@@ -1,6 +1,7 @@
 """Skewed partitions, and problems whose clients are real holders: LEAF's users, the hospitals of FLamby."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def test_shakespeare_is_read_and_trained(tmp_path: Path) -> None:
     assert len(LETTERS) == 80
     fit = coterie.fit(problem, coterie.methods.bilevel(steps=1, local_steps=1, batch=2, cap=0.9), 1)
     assert fit.summary["events"]["warning"] == 1  # vmap has no rule for an LSTM
-    wide, theta = problem.task.to(dtype=torch.float64, device="cpu"), problem.start.double()  # type: ignore[attr-defined]
+    model = problem.task.model.to(dtype=torch.float64, device="cpu")
+    wide, theta = replace(problem.task, model=model), problem.start.double()  # type: ignore[type-var]
     batch, v, h = problem.train.client(0).all(), DRAW.normal(len(theta), dtype=torch.float64), 1e-5
     slope = (wide.gradient(theta + h * v, batch) - wide.gradient(theta - h * v, batch)) / (2 * h)
     torch.testing.assert_close(wide.hvp(theta, v, batch), slope, rtol=1e-5, atol=1e-8)

@@ -20,7 +20,7 @@ from coterie.problems.base import View
 from coterie.problems.catalogue.hyper_representation import HeadLoss, hyper_representation
 from coterie.problems.catalogue.loss_tuning import loss_tuning
 from coterie.problems.catalogue.meta_learning import meta_learning
-from coterie.problems.data.dealt import accuracies
+from coterie.problems.data.dealt import measured
 from coterie.problems.data.sets import complete, known
 from coterie.problems.nested import Nested
 
@@ -42,7 +42,7 @@ def final(
 def test_balanced_accuracy_is_the_mean_over_classes() -> None:
     labels = torch.tensor([0, 0, 0, 0, 1, 3])
     outputs = F.one_hot(torch.tensor([0, 0, 0, 1, 1, 0]), 4).double()
-    found = accuracies(outputs, labels)
+    found = measured(outputs, labels)
     assert found["test_accuracy"] == pytest.approx(4 / 6)
     assert found["balanced_accuracy"] == pytest.approx((3 / 4 + 1 + 0) / 3)
 
@@ -104,7 +104,7 @@ def test_the_tuned_loss_starts_untuned_and_is_balanced() -> None:
     torch.testing.assert_close(problem.task.g(x, y, batch), plain)
     assert float(problem.task.direct_gradient(x, y, batch).norm()) == 0.0  # x acts through y*(x) only
     assert float(problem.task.cross(x, y, torch.ones_like(y), batch).norm()) > 0.0
-    weights = problem.task.outer.weights
+    (weights,) = problem.task.outer.args
     assert bool((weights.diff() > 0).all())  # the rarer, the heavier
     labels = torch.cat([stack.columns[-1] for stack in (problem.train, problem.valid)])
     assert float(weights[labels].mean()) == pytest.approx(1.0, abs=0.05)  # but for rows that could not be dealt
@@ -117,7 +117,7 @@ def test_the_meta_gradient_is_that_of_the_composition() -> None:
     task, x = problem.task, problem.start
 
     def adapted(x_: Tensor) -> Tensor:
-        r = [task.inner.r(x_, problem.train.client(k).all()) for k in range(4)]
+        r = [task.inner.args[0](x_, problem.train.client(k).all()) for k in range(4)]
         return torch.stack(r).mean(0)
 
     def objective(x_: Tensor) -> Tensor:

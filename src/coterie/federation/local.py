@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class LocalEngine:
     """All clients in this process.
 
     Args:
-        task: the problem's oracles.
+        task: the problem's oracles; None where works ask for none.
         train: the clients' training rows.
         valid: the clients' validation rows, where they have some.
         target: the target's shard, where there is one.
@@ -52,7 +52,7 @@ class LocalEngine:
         [2, 3]
     """
 
-    task: object
+    task: Any
     train: Stack
     valid: Stack | None
     target: Shard | None
@@ -97,11 +97,9 @@ class LocalEngine:
     def _mode_of(self, call: Call) -> Mode:
         # Padded rows would enter the statistics of layers that mix rows (batch norm), so unequal shards go one by one.
         ragged = any(part is not None and part.ragged for part in (self.train, self.valid))
-        if ragged and getattr(self.task, "mixes_rows", False):
+        if self.task is not None and (not self.task.vmaps or (ragged and self.task.mixes_rows)):
             return "sequential"
         if self.train.mapped or (self.valid is not None and self.valid.mapped):  # one client's rows at a time
-            return "sequential"
-        if not getattr(self.task, "vmaps", True):
             return "sequential"
         info = info_of(call.work)
         if info.whole_pass and self._many_rows:
@@ -154,7 +152,8 @@ class LocalEngine:
 
     def _with_masks(self, rows: Rows, key: Tensor) -> Rows:
         """Training rows that dropout draws its masks for, where the model has dropout."""
-        return replace(rows, key=Draw(key).phase("dropout").key) if getattr(self.task, "dropout", False) else rows
+        dropout = self.task is not None and self.task.dropout
+        return replace(rows, key=Draw(key).phase("dropout").key) if dropout else rows
 
     def _one_by_one(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
         sent, fill = _split(call.shared)

@@ -15,12 +15,12 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Federation
 from coterie.numerics import Draw
-from coterie.problems.base import Problem, View, expect, known, personal_models
+from coterie.problems.base import Problem, View, known, personal_models
 from coterie.schedules import Schedule
 from coterie.settings import checked, documented, scheduled
 
-__all__ = ["Draw", "Federation", "Problem", "View", "expect", "known", "personal_models"]  # from the rooms below
-__all__ += ["CURVATURE_AND_TARGET", "GRADIENTS_AND_TARGET", "Method", "ModelState", "validated"]
+__all__ = ["Draw", "Federation", "Problem", "View", "known", "personal_models"]  # from the rooms below
+__all__ += ["CURVATURE_AND_TARGET", "GRADIENTS_AND_TARGET", "Method", "ModelState", "start_model", "validated"]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,18 @@ class Method:
 
 GRADIENTS_AND_TARGET = frozenset({"gradient", "target"})
 CURVATURE_AND_TARGET = frozenset({"gradient", "hvp", "target"})
-"""What most methods that learn weights need of a problem."""
+"""What many methods need of a problem."""
 
 
 class ModelState(NamedTuple):
     """The state of a method that remembers nothing but the model x."""
 
     x: Tensor
+
+
+def start_model(problem: Problem, n: int) -> ModelState:
+    """`Method.init` of such a method: the problem's start."""
+    return ModelState(problem.start)
 
 
 class About(NamedTuple):

@@ -23,24 +23,8 @@ from coterie.numerics import robust
 from coterie.problems.catalogue.byzantine import Attackers, head_count
 from coterie.settings import BatchSize, Count, Positive
 
-Aggregate = Callable[[Tensor], Tensor]
-
-
-def aggregated(
-    name: str, aggregate: Aggregate, local: LocalSteps, check: Callable[[int], None] | None = None
-) -> Method:
-    """The method of an aggregate, checked against the number of clients before the first round."""
-
-    def init(problem: Problem, n: int) -> ModelState:
-        if check is not None:
-            check(n)
-        return ModelState(problem.start)
-
-    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
-        X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **local._asdict())
-        return ModelState(s.x + aggregate(X - s.x))
-
-    return Method(name, init, round, lambda s: View(s.x))
+Aggregate = Callable[[Tensor, int], Tensor]
+"""The robust mean of updates among which this many are an attacker's."""
 
 
 class BreakdownPoint(NamedTuple):
@@ -54,20 +38,33 @@ class BreakdownPoint(NamedTuple):
         """f among n replies, lowered to what they tolerate."""
         return max(0, min(head_count(self.attackers, n), (n - self.more) // self.per))
 
-    def check(self, name: str) -> Callable[[int], None]:
-        """A check that refuses too few clients to tolerate f attackers."""
+    def check(self, name: str, n: int) -> None:
+        """Refuse too few clients to tolerate f attackers."""
+        f = head_count(self.attackers, n)
+        least, most = self.per * f + self.more, (n - self.more) // self.per
+        if least > n:
+            remedy = f"lower method.attackers to at most {most}" if most > 0 else "use another method"
+            raise UsageError(
+                f"{name} tolerates {f} attackers (method.attackers = {self.attackers:g}) only among {least} "
+                f"clients or more, and there are {n}; {remedy}."
+            )
 
-        def check(n: int) -> None:
-            f = head_count(self.attackers, n)
-            if self.per * f + self.more > n:
-                least, most = self.per * f + self.more, (n - self.more) // self.per
-                remedy = f"lower method.attackers to at most {most}" if most > 0 else "use another method"
-                raise UsageError(
-                    f"{name} tolerates {f} attackers (method.attackers = {self.attackers:g}) only among {least} "
-                    f"clients or more, and there are {n}; {remedy}."
-                )
 
-        return check
+ANY = BreakdownPoint(0, 1, 0)  # for rules that assume no number of attackers
+
+
+def aggregated(name: str, aggregate: Aggregate, local: LocalSteps, bound: BreakdownPoint = ANY) -> Method:
+    """The method of an aggregate, checked against the number of clients before the first round."""
+
+    def init(problem: Problem, n: int) -> ModelState:
+        bound.check(name, n)
+        return ModelState(problem.start)
+
+    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
+        X, _ = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **local._asdict())
+        return ModelState(s.x + aggregate(X - s.x, bound.among(len(X))))
+
+    return Method(name, init, round, lambda s: View(s.x))
 
 
 @validated
@@ -86,9 +83,8 @@ def krum(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20,
         >>> krum(attackers=2).settings["attackers"]
         2
     """
-    f = BreakdownPoint(attackers, 2, 3)
-    local = LocalSteps(step, local_steps, batch)
-    return aggregated("krum", lambda X: robust.multi_krum(X, f.among(len(X)), 1), local, f.check("krum"))
+    local, bound = LocalSteps(step, local_steps, batch), BreakdownPoint(attackers, 2, 3)
+    return aggregated("krum", lambda X, f: robust.multi_krum(X, f, 1), local, bound)
 
 
 @validated
@@ -115,13 +111,8 @@ def multi_krum(
         >>> multi_krum().name
         'multi-krum'
     """
-    f = BreakdownPoint(attackers, 2, 3)
-
-    def aggregate(X: Tensor) -> Tensor:
-        bad = f.among(len(X))
-        return robust.multi_krum(X, bad, keep or len(X) - bad)
-
-    return aggregated("multi-krum", aggregate, LocalSteps(step, local_steps, batch), f.check("multi-krum"))
+    local, bound = LocalSteps(step, local_steps, batch), BreakdownPoint(attackers, 2, 3)
+    return aggregated("multi-krum", lambda X, f: robust.multi_krum(X, f, keep or len(X) - f), local, bound)
 
 
 @validated
@@ -137,7 +128,8 @@ def coordinate_median(*, step: Positive = 0.1, local_steps: Count = 5, batch: Ba
         >>> coordinate_median().name
         'coordinate-median'
     """
-    return aggregated("coordinate-median", robust.coordinate_median, LocalSteps(step, local_steps, batch))
+    local = LocalSteps(step, local_steps, batch)
+    return aggregated("coordinate-median", lambda X, f: robust.coordinate_median(X), local)
 
 
 @validated
@@ -158,9 +150,8 @@ def trimmed_mean(
         >>> trimmed_mean().name
         'trimmed-mean'
     """
-    f = BreakdownPoint(attackers, 2, 1)
-    local = LocalSteps(step, local_steps, batch)
-    return aggregated("trimmed-mean", lambda X: robust.trimmed_mean(X, f.among(len(X))), local, f.check("trimmed-mean"))
+    local, bound = LocalSteps(step, local_steps, batch), BreakdownPoint(attackers, 2, 1)
+    return aggregated("trimmed-mean", robust.trimmed_mean, local, bound)
 
 
 @validated
@@ -182,4 +173,4 @@ def geometric_median(
         'geometric-median'
     """
     local = LocalSteps(step, local_steps, batch)
-    return aggregated("geometric-median", lambda X: robust.geometric_median(X, smoothing=smoothing), local)
+    return aggregated("geometric-median", lambda X, f: robust.geometric_median(X, smoothing=smoothing), local)

@@ -10,34 +10,24 @@ A fused function is not differentiable, and sums may differ from the plain ones 
 
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-Dims = tuple[int | None, ...]
+from coterie.numerics.control import Opaque
+
 TOLERANCE = 1e-3  # relative, of a compiled value; rounding alone stays far below
 
 
-class Fused:
+class Fused(Opaque):
     """A function of tensors that is compiled at first use."""
 
+    constant = True
+
     def __init__(self, plain: Callable[..., Tensor]) -> None:
-        self.plain = plain
+        super().__init__(plain)
         self._by_shape: dict[Hashable, Callable[..., Tensor]] = {}
-        self._vectorised: dict[Dims, Fused] = {}
-
-    def __call__(self, *operands: Tensor) -> Tensor:
-        """The function's value; all tensors that differ by row of a vmap must be among the operands."""
-        return _Apply.apply(self, *operands)  # type: ignore[no-untyped-call]
-
-    def over(self, dims: Dims) -> "Fused":
-        """The function mapped over these dimensions, the same object for the same dimensions."""
-        if dims not in self._vectorised:
-            self._vectorised[dims] = Fused(vmap(self.plain, in_dims=dims))
-        return self._vectorised[dims]
 
     def run(self, *operands: Tensor) -> Tensor:
         """Compute, by the function that was compiled for such operands."""
@@ -61,24 +51,6 @@ def _compiled(plain: Callable[..., Tensor], operands: tuple[Tensor, ...]) -> Cal
         reason = " ".join(str(error).split())[:300]
     warnings.warn(f"not compiled, runs as it is: {reason}", RuntimeWarning, stacklevel=2)
     return plain
-
-
-class _Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(fused: Fused, *operands: Tensor) -> Tensor:
-        return fused.run(*operands)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("a fused function is not differentiable")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], fused: Fused, *operands: Tensor) -> tuple[Tensor, int]:
-        return fused.over(in_dims[1:])(*operands), 0
 
 
 __all__ = ["Fused"]

@@ -1,12 +1,66 @@
-"""Control flow that survives vmap: costly work for only those rows that need it."""
+"""Functions that vmap does not look into: costly work for only those rows that need it, or for all rows at once."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
+Dims = tuple[int | None, ...]
 Tensors = tuple[Tensor, ...]
+
+
+class Opaque:
+    """A function of tensors that is opaque to a surrounding vmap, which vectorises it as a whole; not differentiable.
+
+    Args:
+        plain: the function itself.
+    """
+
+    constant = False
+    """Whether a derivative takes the value as a constant; where it does not, it is refused."""
+
+    def __init__(self, plain: Callable[..., Tensor]) -> None:
+        self.plain = plain
+        self._vectorised: dict[Dims, Self] = {}
+
+    def __call__(self, *operands: Tensor) -> Tensor:
+        """The function's value; all tensors that differ by row of a vmap must be among the operands."""
+        return _Apply.apply(self, *operands)  # type: ignore[no-untyped-call]
+
+    def run(self, *operands: Tensor) -> Tensor:
+        """Compute the value, where no vmap is around."""
+        return self.plain(*operands)
+
+    def over(self, dims: Dims) -> Self:
+        """The function mapped over these dimensions, the same object for the same dimensions."""
+        if dims not in self._vectorised:
+            self._vectorised[dims] = self.of(vmap(self.plain, in_dims=dims))
+        return self._vectorised[dims]
+
+    def of(self, plain: Callable[..., Tensor]) -> Self:
+        """Another function, treated as this one."""
+        return type(self)(plain)
+
+
+class _Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(function: Opaque, *operands: Tensor) -> Tensor:
+        return function.run(*operands)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        if inputs[0].constant:
+            ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("a memoised or compiled function is not differentiable")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Dims, function: Opaque, *operands: Tensor) -> tuple[Tensor, int]:
+        return function.over(in_dims[1:])(*operands), 0
 
 
 def only_where(mask: Tensor, then: Callable[..., Tensors], otherwise: Tensors, operands: Tensors) -> Tensors:
@@ -60,4 +114,4 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-__all__ = ["only_where", "transformed"]
+__all__ = ["Opaque", "only_where", "transformed"]

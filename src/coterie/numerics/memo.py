@@ -7,13 +7,13 @@ same bits either way.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-Dims = tuple[int | None, ...]
+from coterie.numerics.control import Opaque
+
 BUDGET = 1 << 28  # bytes of operands and values that one function keeps
 ENTRIES = 64  # values that one function keeps: a search must cost less than a pass
 
@@ -89,25 +89,20 @@ class TensorMemo:
         self._bytes -= self._entries.pop(i).bytes
 
 
-class Memoised:
+class Memoised(Opaque):
     """A function of tensors with a memory. It cannot be differentiated."""
 
     def __init__(self, plain: Callable[..., Tensor], budget: int = BUDGET) -> None:
-        self.plain, self.memo = plain, TensorMemo(budget)
-        self._vectorised: dict[Dims, Memoised] = {}
+        super().__init__(plain)
+        self.memo = TensorMemo(budget)
 
-    def __call__(self, *operands: Tensor) -> Tensor:
-        """The function's value; all tensors that differ by row of a vmap must be among the operands."""
-        return _Apply.apply(self, *operands)  # type: ignore[no-untyped-call]
-
-    def over(self, dims: Dims) -> "Memoised":
-        """The function mapped over these dimensions, the same object for the same dimensions."""
-        if dims not in self._vectorised:
-            self._vectorised[dims] = Memoised(vmap(self.plain, in_dims=dims), self.memo.budget)
-        return self._vectorised[dims]
+    def of(self, plain: Callable[..., Tensor]) -> Self:
+        """Another function, with a memory as large as this one's."""
+        return type(self)(plain, self.memo.budget)
 
     def run(self, *operands: Tensor) -> Tensor:
         """The value, from memory if it is known."""
+        operands = tuple(tensor.detach() for tensor in operands)
 
         def equal(known: tuple[TensorVersion, ...], value: Tensor) -> bool:
             # the last operand first: the rows differ more often than the point
@@ -116,30 +111,12 @@ class Memoised:
         known = self.memo.take(equal)
         value = self.plain(*operands) if known is None else known
         self.memo.add(operands, value)
-        return value
+        return value.detach()
 
     def clear(self) -> None:
         """Forget all values."""
         self.memo.clear()
         self._vectorised.clear()
-
-
-class _Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(function: Memoised, *operands: Tensor) -> Tensor:
-        return function.run(*(t.detach() for t in operands)).detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("a memoised function is not differentiable")
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], function: Memoised, *operands: Tensor) -> tuple[Tensor, int]:
-        return function.over(in_dims[1:])(*operands), 0
 
 
 __all__ = ["Memoised", "TensorMemo", "TensorVersion"]

@@ -16,8 +16,7 @@ def uniform(n: int, like: Tensor | None = None) -> Tensor:
         n: how many clients.
         like: a tensor with the dtype and device to use.
     """
-    if like is None:
-        return torch.full((n,), 1.0 / n)
+    like = torch.empty(0) if like is None else like
     return torch.full((n,), 1.0 / n, dtype=like.dtype, device=like.device)
 
 

@@ -8,12 +8,13 @@ All have rows of unit length (in expectation), so SSᵀ ≈ I, ‖S‖ ≈ 1, an
 `apply` and `adjoint` work on the last dimension, so [K, d] is one call, and under `vmap`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from math import sqrt
 from operator import add
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,43 +28,50 @@ TILE = 32  # rows of a dense sketch that are made and multiplied at once; the bi
 FACTOR = 64  # the largest Hadamard matrix that is written out
 
 
-class Sketch(Protocol):
-    """S, through its products."""
+@dataclass(frozen=True)
+class Sketch(ABC):
+    """S, through its products.
 
-    @property
-    def size(self) -> int:
-        """p."""
+    Args:
+        size: p.
+        dimension: d.
+        seed: what makes it.
+    """
 
-    @property
-    def dimension(self) -> int:
-        """d."""
+    size: int
+    dimension: int
+    seed: int = 0
 
+    @abstractmethod
     def apply(self, v: Tensor) -> Tensor:
         """S v: [..., d] to [..., p]."""
 
+    @abstractmethod
     def adjoint(self, x: Tensor) -> Tensor:
         """Sᵀ x: [..., p] to [..., d]."""
 
     @property
     def orthogonal(self) -> bool:
         """Whether SSᵀ = I to rounding, so that Sᵀ is the pseudo-inverse."""
+        return False
 
     @property
     def norm_squared(self) -> float:
-        """An upper estimate of ‖S‖²; a proximal-gradient step must not exceed its inverse."""
+        """An upper estimate of ‖S‖², by power iteration with a margin of 5 %; 1 where SSᵀ = I.
+
+        A proximal-gradient step must not exceed its inverse.
+        """
+        return 1.0 if self.orthogonal else 1.05 * power_iteration(self)
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Sketch):
     """Entries N(0, 1/d). Row i is the stream of the counter-based generator Philox with the key (seed, i).
 
     Draw's own Gaussians are as good but take three times as long. `kept` bytes of tiles stay in memory, the others
     are made anew for every product; what is kept changes no bit.
     """
 
-    size: int
-    dimension: int
-    seed: int = 0
     kept: int = 1 << 28
     _tiles: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
@@ -93,27 +101,19 @@ class Gaussian:
         return total
 
     @property
-    def orthogonal(self) -> bool:
-        """Only in the limit p/d → 0."""
-        return False
-
-    @property
     def norm_squared(self) -> float:
         """(1 + √(p/d) + 3/√d)², exceeded with a probability below e^(−9/2) (Davidson and Szarek 2001)."""
         return (1.0 + sqrt(self.size / self.dimension) + 3.0 / sqrt(self.dimension)) ** 2
 
 
 @dataclass(frozen=True)
-class Hadamard:
+class Hadamard(Sketch):
     """p rows, drawn without replacement, of Q = H_last D₂ H_first D₁, orthogonal for every d.
 
     D are random signs; H_first and H_last are the Walsh–Hadamard transform of the first and of the last 2^m ≤ d
     coordinates, which overlap because 2^m > d/2. Padding to a power of two would cost as much and lose SSᵀ = I.
     """
 
-    size: int
-    dimension: int
-    seed: int = 0
     signs: Tensor = field(init=False, repr=False, compare=False)
     rows: Tensor = field(init=False, repr=False, compare=False)  # [p], of Q
     place: Tensor = field(init=False, repr=False, compare=False)  # [d], where a row of Q stands among these; p if not
@@ -141,11 +141,6 @@ class Hadamard:
     def orthogonal(self) -> bool:
         """SSᵀ = I."""
         return True
-
-    @property
-    def norm_squared(self) -> float:
-        """Exactly 1."""
-        return 1.0
 
 
 class Deal(NamedTuple):
@@ -179,15 +174,12 @@ def deal(draw: Draw, size: int, dimension: int) -> Deal:
 
 
 @dataclass(frozen=True)
-class SparseSign:
+class SparseSign(Sketch):
     """`nonzeros` entries ± a column, one in each of so many independent deals of the d columns to the p rows.
 
     A deal is balanced: every row gets ⌊d/p⌋ or ⌈d/p⌉ columns. With one deal the rows have disjoint supports.
     """
 
-    size: int
-    dimension: int
-    seed: int = 0
     nonzeros: int = 4
     deals: tuple[Deal, ...] = field(init=False, repr=False, compare=False)
 
@@ -215,11 +207,6 @@ class SparseSign:
     def orthogonal(self) -> bool:
         """With one entry per column."""
         return self.nonzeros == 1
-
-    @property
-    def norm_squared(self) -> float:
-        """1 with one entry per column, else by power iteration with a margin of 5 %."""
-        return 1.0 if self.orthogonal else 1.05 * _measured_norm(self)
 
 
 @dataclass(frozen=True)
@@ -289,6 +276,7 @@ def count_table(rows: int, columns: int, dimension: int, seed: int = 0) -> Count
     return CountSketch(rows, columns, dimension, seed)
 
 
+@lru_cache(maxsize=32)
 def power_iteration(S: Sketch, *, steps: int = 30) -> float:
     """‖S‖², from below, by power iteration on SSᵀ from a fixed start."""
     x = Draw.of(0).phase("power iteration").normal(S.size, dtype=torch.float64)
@@ -297,11 +285,6 @@ def power_iteration(S: Sketch, *, steps: int = 30) -> float:
         x = S.apply(S.adjoint(x / x.norm()))
         value = float(x.norm())
     return value
-
-
-@lru_cache(maxsize=32)
-def _measured_norm(S: Sketch) -> float:
-    return power_iteration(S)
 
 
 def _signs(draw: Draw, *shape: int) -> Tensor:

@@ -5,7 +5,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,7 +18,6 @@ from coterie.federation.work import rows_for_records
 from coterie.measures import Measure, number
 from coterie.settings import StatisticsPrivacy
 
-P = TypeVar("P", bound="Problem")
 T = TypeVar("T")
 
 
@@ -31,49 +30,96 @@ class Context:
     device: str = "cpu"
     statistics: StatisticsPrivacy | None = None
 
+    @property
+    def tensor_options(self) -> dict[str, Any]:
+        """The numbers and their device, as `weighting`, `Nested(…).on` and models take them."""
+        return {"dtype": self.dtype, "device": self.device}
 
-class Oracles(Protocol):
+
+class Oracles(ABC):
     """What engines and the experiment need of every task: a typical piece of work, and its cost."""
 
     @property
     def offers(self) -> frozenset[str]:
         """The derivatives that works may ask for."""
+        return frozenset({"gradient", "hvp"})
+
+    @property
+    @abstractmethod
+    def models(self) -> Sequence[Any]:
+        """The models that the losses call, which know the rest."""
 
     @property
     def mixes_rows(self) -> bool:
         """Whether the output for a row depends on the other rows of its batch."""
+        return any(model.mixes_rows for model in self.models)
 
+    @property
+    def vmaps(self) -> bool:
+        """Whether its derivatives can be taken for many clients, or at many points, at once."""
+        return all(model.vmaps for model in self.models)
+
+    @property
+    def reason(self) -> str:
+        """Why not, where it cannot."""
+        return next((model.reason for model in self.models if not model.vmaps), "")
+
+    @property
+    def dropout(self) -> bool:
+        """Whether units are dropped in training, so that batches need keys."""
+        return any(model.dropout for model in self.models)
+
+    @abstractmethod
     def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
         """∇L(θ) on a batch."""
 
-    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
-        """∇L(θ) over all rows."""
-
+    @abstractmethod
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes that the gradient of one client may need."""
 
+    def full(self, oracle: Callable[[Batch], Any], rows: Rows) -> Any:
+        """The mean of a batch oracle over all of a holder's rows."""
+        return oracle(rows.all())
 
-class Task(Oracles, Protocol):
-    """The oracles of a weighting problem: what works may ask of a loss L_k, on a batch or on all of a holder's rows."""
+    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
+        """∇L(θ) over all rows."""
+        return self.full(lambda batch: self.gradient(theta, batch), rows)
+
+
+class Task(Oracles):
+    """The oracles of a weighting problem: what works may ask of a loss L_k, on a batch or on all of a holder's rows.
+
+    `model` is what θ stands for, and `classes` how many classes labels have, where they are classes.
+    """
+
+    model: Any
+    classes: int | None = None
+    quadratic: bool = False
 
     @property
-    def model(self) -> Any:
-        """What θ stands for."""
+    def models(self) -> Sequence[Any]:
+        """The one model."""
+        return (self.model,)
 
+    @abstractmethod
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """L(θ) on a batch."""
 
+    @abstractmethod
     def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²L(θ) v on a batch."""
 
     def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
         """L(θ) over all rows."""
+        return self.full(lambda batch: self.loss(theta, batch), rows)
 
     def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """∇²L(θ) v over all rows."""
+        return self.full(lambda batch: self.hvp(theta, v, batch), rows)
 
     def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
         """What the record says of θ on these rows, by names that begin with the prefix."""
+        return {f"{prefix}_loss": float(self.full_loss(theta, rows))}
 
 
 class Curvature(NamedTuple):
@@ -100,10 +146,9 @@ class View(NamedTuple):
     buffers: Mapping[str, Tensor] = MappingProxyType({})
 
 
-def personal_models(memory: Memory) -> Tensor:
-    """The models that clients keep, [K, d], for the record alone: nothing of them is billed."""
-    models: Tensor = rows_for_records(memory)
-    return models
+def personal_models(models: Memory | Tensor) -> Tensor:
+    """The models that clients keep, [K, d], for the record alone, not billed; a tensor stays as it is."""
+    return rows_for_records(models) if isinstance(models, Memory) else models
 
 
 class Exact(Protocol):
@@ -187,16 +232,6 @@ class Problem(ABC):
 def measured(problem: Problem, view: View) -> dict[str, float]:
     """The measures of a view as plain numbers; a measure that is no number is refused with its name."""
     return {name: number(name, value) for name, value in problem.measure(view).items()}
-
-
-def expect(problem: Problem, kind: type[P]) -> P:
-    """The problem as one of a kind, for methods that need more than every problem has.
-
-    `Method.needs` refuses other kinds with a remedy before the first round, so this never fails in a run.
-    """
-    if not isinstance(problem, kind):
-        raise TypeError(f"a {kind.__name__} is needed, not a {type(problem).__name__}")
-    return problem
 
 
 def known(ability: T | None, name: str) -> T:

@@ -12,7 +12,8 @@ clients' train rows, f their validation rows (the train rows again where there a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from coterie.federation import Batch, Rows, Stack, pack
 from coterie.federation.tree import tensors
 from coterie.measures import Measure, RowsOf, computed, own_measures
 from coterie.numerics.derivatives import mixed_vector
-from coterie.problems.base import Problem, View
+from coterie.problems.base import Oracles, Problem, View
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import probe
 from coterie.problems.tasks.checks import examine, understands_padding, why_not_at_once
@@ -32,11 +33,12 @@ from coterie.problems.tasks.variables import Flat, Variable
 
 Kind = Literal["bilevel", "minimax", "compositional", "single-level"]
 Loss = Callable[[Any, Any, Batch], Tensor]
+T = TypeVar("T")
 Measures = Callable[[View], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class NestedTask:
+class NestedTask(Oracles):
     """The oracles of a nested problem on a batch, at flat x and y. ∇²_xy g is d_x × d_y."""
 
     kind: Kind
@@ -52,11 +54,6 @@ class NestedTask:
     def models(self) -> list[FlatModel]:
         """The modules among the variables."""
         return [*self.x.models, *self.y.models]
-
-    @property
-    def dropout(self) -> bool:
-        """Whether a module drops units in training, so that batches need keys."""
-        return any(model.dropout for model in self.models)
 
     @property
     def offers(self) -> frozenset[str]:
@@ -113,10 +110,6 @@ class NestedTask:
         if self.kind == "single-level":
             return self.direct_gradient(x, self.y.start, batch)
         return self.inner_gradient(x, self.y.start, batch)
-
-    def full_gradient(self, x: Tensor, rows: Rows) -> Tensor:
-        """The same on all rows."""
-        return self.gradient(x, rows.all())
 
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes that one client's gradient may need: what it allocates for a row, times the rows, and a few vectors."""
@@ -179,25 +172,26 @@ class NestedProblem(Problem):
 
     def _mean(self, measure: Measure, view: View) -> float:
         """The mean of a measure over the clients, at the variables as the user gave them."""
-        y = self.inner_start if view.inner is None else view.inner
-        stack = self.valid if measure.rows == "validation" and self.valid is not None else self.train
-        with torch.no_grad():
-            at = self.task.x(view.model), self.task.y(y)
-            values = [computed(measure, *at, stack.client(k).all()) for k in range(self.clients)]
+        x, y = self.task.x(view.model), self.task.y(self._inner(view))
+        stack = self.valid if measure.rows == "validation" else None
+        values = self._at_clients(stack, lambda batch: computed(measure, x, y, batch))
         return sum(values) / len(values)
 
     def losses(self, view: View) -> dict[str, float]:
         """1/m Σ f_i and 1/m Σ g_i at the point itself (not at y*(x)), over all rows."""
-        y = self.inner_start if view.inner is None else view.inner
+        x, y, task = view.model, self._inner(view), self.task
+        losses = {"outer_loss": self._at_clients(self.valid, lambda batch: task.f(x, y, batch))}
+        if task.kind in ("bilevel", "compositional"):
+            losses["inner_loss"] = self._at_clients(None, lambda batch: task.g(x, y, batch))
+        return {name: float(torch.stack(values).mean()) for name, values in losses.items()}
+
+    def _inner(self, view: View) -> Tensor:
+        return self.inner_start if view.inner is None else view.inner
+
+    def _at_clients(self, stack: Stack | None, of: Callable[[Batch], T]) -> list[T]:
+        """A function of all rows of each client, without gradients; of its train rows if it has no others."""
         with torch.no_grad():
-            outer = [
-                self.task.f(view.model, y, (self.valid or self.train).client(k).all()) for k in range(self.clients)
-            ]
-            measures = {"outer_loss": float(torch.stack(outer).mean())}
-            if self.task.kind in ("bilevel", "compositional"):
-                inner = [self.task.g(view.model, y, self.train.client(k).all()) for k in range(self.clients)]
-                measures["inner_loss"] = float(torch.stack(inner).mean())
-        return measures
+            return [of((stack or self.train).client(k).all()) for k in range(self.clients)]
 
     def named(self, view: View) -> dict[str, Tensor]:
         """The tensors of x and y by name, as they are saved."""
@@ -236,7 +230,7 @@ class Minimax:
 
     def on(self, train: Sequence[Any], *, x: Variable, y: Variable, **more: Any) -> NestedProblem:
         """The problem on these clients, a shard each."""
-        return _problem("minimax", _Negated(self.f), self.f, x, y, train, None, **more)
+        return _problem("minimax", partial(_negated, self.f), self.f, x, y, train, None, **more)
 
 
 @dataclass(frozen=True)
@@ -265,7 +259,8 @@ class Compositional:
                 f"r gives a tensor of shape {tuple(value.shape)}, y has {tuple(y.shape)}; make them equal."
             )
         start = torch.zeros_like(value) if y is None else y
-        return _problem("compositional", _Residual(self.r), _OfY(self.f), x, start, train, valid, **more)
+        inner, outer = partial(_residual, self.r), partial(_of_y, self.f)
+        return _problem("compositional", inner, outer, x, start, train, valid, **more)
 
 
 @dataclass(frozen=True)
@@ -276,41 +271,25 @@ class SingleLevel:
 
     def on(self, train: Sequence[Any], *, x: Variable, **more: Any) -> NestedProblem:
         """The problem on these clients, a shard each."""
-        return _problem("single-level", _OfX(self.f), _OfX(self.f), x, torch.zeros(0), train, None, **more)
+        loss = partial(_of_x, self.f)
+        return _problem("single-level", loss, loss, x, torch.zeros(0), train, None, **more)
 
 
-@dataclass(frozen=True)
-class _Negated:
-    f: Loss
-
-    def __call__(self, x: Any, y: Any, batch: Batch) -> Tensor:
-        return -self.f(x, y, batch)
+def _negated(f: Loss, x: Any, y: Any, batch: Batch) -> Tensor:
+    return -f(x, y, batch)
 
 
-@dataclass(frozen=True)
-class _Residual:
+def _residual(r: Callable[[Any, Batch], Tensor], x: Any, y: Tensor, batch: Batch) -> Tensor:
     """½‖y − r(x)‖²."""
-
-    r: Callable[[Any, Batch], Tensor]
-
-    def __call__(self, x: Any, y: Tensor, batch: Batch) -> Tensor:
-        return 0.5 * (y - self.r(x, batch)).square().sum()
+    return 0.5 * (y - r(x, batch)).square().sum()
 
 
-@dataclass(frozen=True)
-class _OfY:
-    f: Callable[[Tensor, Batch], Tensor]
-
-    def __call__(self, x: Any, y: Tensor, batch: Batch) -> Tensor:
-        return self.f(y, batch)
+def _of_y(f: Callable[[Tensor, Batch], Tensor], x: Any, y: Tensor, batch: Batch) -> Tensor:
+    return f(y, batch)
 
 
-@dataclass(frozen=True)
-class _OfX:
-    f: Callable[[Any, Batch], Tensor]
-
-    def __call__(self, x: Any, y: Tensor, batch: Batch) -> Tensor:
-        return self.f(x, batch)
+def _of_x(f: Callable[[Any, Batch], Tensor], x: Any, y: Tensor, batch: Batch) -> Tensor:
+    return f(x, batch)
 
 
 def _problem(
@@ -328,20 +307,20 @@ def _problem(
     device: str = "cpu",
 ) -> NestedProblem:
     """Lay out variables and rows, and refuse losses that cannot be right."""
-    place: dict[str, Any] = {"dtype": dtype, "device": device}
-    rows = pack(train).to(**place)
-    goal = None if valid is None else pack(valid, who="validation shard").to(**place)
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
+    rows = pack(train).to(**options)
+    goal = None if valid is None else pack(valid, who="validation shard").to(**options)
     if goal is not None and len(goal) != len(rows):
         raise UsageError(
             f"there are {len(rows)} train shards but {len(goal)} validation shards; give one of each to every client."
         )
-    task = NestedTask(kind, Flat(x, "x").to(**place), Flat(y, "y").to(**place), inner, outer)
+    task = NestedTask(kind, Flat(x, "x").to(**options), Flat(y, "y").to(**options), inner, outer)
     if any(model.unknown for model in task.models):
         _probe(task, rows, goal)
     examine(task, rows, goal)
     reason = why_not_at_once(task, rows, goal)
     task = replace(task, vmaps=not reason, reason=reason)
-    mixes = task.x.mixes_rows or task.y.mixes_rows or not understands_padding(task, rows, goal)
+    mixes = any(model.mixes_rows for model in task.models) or not understands_padding(task, rows, goal)
     task = replace(task, mixes_rows=mixes)
     function = measures if callable(measures) else None
     held: list[RowsOf] = ["train"] if goal is None else ["validation", "train"]
@@ -370,9 +349,9 @@ def _probe(task: NestedTask, train: Stack, valid: Stack | None) -> None:
 
 def _value_of(r: Callable[[Any, Batch], Tensor], x: Variable, train: Sequence[Any], more: dict[str, Any]) -> Tensor:
     """r at the start, on the first client: it tells the shape of y."""
-    place = {"dtype": more.get("dtype", torch.float32), "device": more.get("device", "cpu")}
-    flat = Flat(x, "x").to(**place)
-    value = r(flat(flat.start), pack(train[:1]).to(**place).client(0).all())
+    options = {"dtype": more.get("dtype", torch.float32), "device": more.get("device", "cpu")}
+    flat = Flat(x, "x").to(**options)
+    value = r(flat(flat.start), pack(train[:1]).to(**options).client(0).all())
     if not isinstance(value, Tensor):
         raise UsageError(f"r returned a {type(value).__name__} on client 0; return the tensor that y should equal.")
     return value.detach()

@@ -127,18 +127,14 @@ class Weighting(Problem):
     @property
     def offers(self) -> frozenset[str]:
         """What methods may rely on."""
-        has = set(self.task.offers)
-        if self.target is not None:
-            has.add("target")
-        if self.friends is not None:
-            has.add("friends")
-        if self.best_weights is not None:
-            has.add("optimal-weights")
-        if self.valid is not None:
-            has.add("everyone")
-        if self.groups is not None:
-            has.add("groups")
-        return frozenset(has)
+        abilities = {
+            "target": self.target,
+            "friends": self.friends,
+            "optimal-weights": self.best_weights,
+            "everyone": self.valid,
+            "groups": self.groups,
+        }
+        return self.task.offers | {name for name, value in abilities.items() if value is not None}
 
     def measure(self, view: View) -> dict[str, float]:
         """What the record says of a model, or of one per client, and of the weights."""
@@ -229,57 +225,53 @@ def weighting(
         measures: measures of your own beside loss and accuracy.
         more: other fields of the problem, by name.
     """
-    place: dict[str, Any] = {"dtype": dtype, "device": device}
-    train = (shards if isinstance(shards, Stack) else pack(shards, collate=collate)).to(**place)
+    options: dict[str, Any] = {"dtype": dtype, "device": device}
+    train = (shards if isinstance(shards, Stack) else pack(shards, collate=collate)).to(**options)
 
-    def packed(parts: Sequence[Any] | None, who: str) -> Stack | None:
-        return None if parts is None else pack(parts, who=who, collate=collate).to(**place)
-
-    goal = packed(None if target is None else [target], "target")
-    held_out = packed(None if test is None else [test], "test set")
-    own, own_tests = packed(valid, "validation set of client"), packed(tests, "test set")
+    given = {
+        "the target": ("target", None if target is None else [target]),
+        "the test set": ("test set", None if test is None else [test]),
+        "validation": ("validation set of client", valid),
+        "the test sets": ("test set", tests),
+    }
+    packed = {
+        name: pack(parts, who=who, collate=collate).to(**options)
+        for name, (who, parts) in given.items()
+        if parts is not None
+    }
     notes = (*more.pop("notes", ()), *_converted(model, dtype))
-    model = model.to(**place).called_with(train.names)
+    model = model.to(**options).called_with(train.names)
     of = list(range(len(train)) if groups is None else groups)
-    _check_everyone(len(train), own, own_tests, of)
-    others = ((goal, "the target"), (held_out, "the test set"), (own, "validation"), (own_tests, "the test sets"))
-    for part, who in others:
-        if part is not None:
-            _check_form(part, train, who, padded=collate is not None)
+    _check_everyone(len(train), packed.get("validation"), packed.get("the test sets"), of)
+    for who, part in packed.items():
+        _check_form(part, train, who, padded=collate is not None)
     task = Supervised.of(model, loss, l2=l2)
     outputs = _outputs(task, train.client(0))
-    labels = [part.columns[-1] for part in (train, goal, held_out, own, own_tests) if part is not None]
-    if task.loss_by_row is cross_entropy or (outputs > 1 and all(_are_classes(column, outputs) for column in labels)):
-        task = Supervised.of(model, loss, l2=l2, classes=outputs)
-    for part, who in ((train, "the clients"), *others):
-        if part is not None:
-            check_labels(task, part.columns[-1], who)
+    labels = {who: part.columns[-1] for who, part in (("the clients", train), *packed.items())}
+    if task.loss_by_row is cross_entropy or (outputs > 1 and all(_are_classes(y, outputs) for y in labels.values())):
+        task = replace(task, classes=outputs)
+    for who, column in labels.items():
+        check_labels(task, column, who)
     _check_loss(task, train.client(0))
     if model.unknown or task.loss_by_row not in LOSSES.values():
         _probe(task, train.client(0))
-    train = _prepared(model, train)
-    goal, held_out, own, own_tests = (
-        None if part is None else _prepared(model, part) for part in (goal, held_out, own, own_tests)
-    )
-    shard = None if goal is None else Shard(task, None, goal.client(0))
-    rows = None if held_out is None else held_out.client(0)
-    known = None if groups is None else torch.tensor(of, device=device)
-    judged_on = None if own_tests is None else own_tests.shared_by(torch.tensor(of, device=device))
-    held: dict[RowsOf, bool] = {"test": held_out is not None, "validation": goal is not None}
-    declares = own_measures(measures, [name for name, there in held.items() if there], "test=… or target=…")
+    packed = {who: _prepared(model, part) for who, part in packed.items()}
+    goal, held_out, own, own_tests = (packed.get(who) for who in given)
+    numbers = torch.tensor(of, device=device)
+    held: dict[RowsOf, Stack | None] = {"test": held_out, "validation": goal}
     return Weighting(
         task,
-        train,
-        shard,
+        _prepared(model, train),
+        None if goal is None else Shard(task, None, goal.client(0)),
         model.start,
-        test=rows,
+        test=None if held_out is None else held_out.client(0),
         valid=own,
         friends=friends,
-        tests=judged_on,
-        groups=known,
+        tests=None if own_tests is None else own_tests.shared_by(numbers),
+        groups=None if groups is None else numbers,
         notes=notes,
         **more,
-        declares=declares,
+        declares=own_measures(measures, [name for name in held if held[name] is not None], "test=… or target=…"),
     )
 
 

@@ -1,8 +1,8 @@
 """Tables and figures of the papers that can be run again, ours beside theirs; all of them in one tuple."""
 
-from coterie.errors import unknown
 from coterie.reproduce import beyond, fednest, fedsep, meritfed, primal_dual, weighted_nodes
 from coterie.reproduce.study import MEASURED, Study, Table, check_stored, markdown, reproduce
+from coterie.settings import chosen
 
 STUDIES: tuple[Study, ...] = (
     *weighted_nodes.STUDIES,
@@ -16,10 +16,7 @@ STUDIES: tuple[Study, ...] = (
 
 def study(name: str) -> Study:
     """By name."""
-    by_name = {study.name: study for study in STUDIES}
-    if name not in by_name:
-        raise unknown("reproduction", name, by_name)
-    return by_name[name]
+    return chosen("reproduction", name, {study.name: study for study in STUDIES})
 
 
 __all__ = ["MEASURED", "STUDIES", "Study", "Table", "check_stored", "markdown", "reproduce", "study"]

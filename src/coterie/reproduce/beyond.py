@@ -28,12 +28,8 @@ def _personal_row(name: str, data: str) -> Row:
     """collaborate learns its weights on a part of its rows; the others train on all of them."""
     own, all_rows, steps, batch, _ = SIZES[data]
     walk = {"method.local_steps": steps, "method.batch": batch}
-    rows = {"problem.train": own if name.startswith("collaborate") else all_rows, "collaborate.row": name}
+    rows = {"problem.train": own if name.startswith("collaborate") else all_rows}
     return Row(name, {**walk, **rows, **PERSONAL[name]})
-
-
-def _without_name(settings: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != "collaborate.row"}
 
 
 def _personal(data: str, rounds: int, seeds: tuple[int, ...]) -> Table:
@@ -49,7 +45,6 @@ def _personal(data: str, rounds: int, seeds: tuple[int, ...]) -> Table:
             federation={"mode": "vmap"},
         ),
         seeds,
-        adjust=_without_name,
         name=_personal_folder,
     )
 

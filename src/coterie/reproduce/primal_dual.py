@@ -12,17 +12,15 @@ KS = (1, 5, 10)
 FEDNEST = {"run.method": "fednest-weights", "method.local_steps": 1}
 
 
-def _toy_rows() -> tuple[Row, ...]:
-    """All methods have the same step on θ and on w; the paper does not say which it took."""
-    return (
-        Row("primal-dual", {**STEPS, "run.method": "primal-dual", "method.dual_step": STEP}),
-        Row("exact-gd", {**STEPS, "run.method": "exact-gd", "method.inner": "gradient"}),
-        Row("sustain", {**ASKING, "run.method": "sustain", "method.series_step": STEP}),
-        Row("rfho", {**ASKING, "run.method": "rfho", "method.carry": False}),
-        Row("rfho, Z carried", {**ASKING, "run.method": "rfho"}),
-        Row("fednest", {**STEPS, **FEDNEST, "method.lipschitz": 1 / STEP}),
-        Row("afl", {**STEPS, "run.method": "afl"}),
-    )
+TOY_ROWS = (  # all methods have the same step on θ and on w; the paper does not say which it took
+    Row("primal-dual", {**STEPS, "run.method": "primal-dual", "method.dual_step": STEP}),
+    Row("exact-gd", {**STEPS, "run.method": "exact-gd", "method.inner": "gradient"}),
+    Row("sustain", {**ASKING, "run.method": "sustain", "method.series_step": STEP}),
+    Row("rfho", {**ASKING, "run.method": "rfho", "method.carry": False}),
+    Row("rfho, Z carried", {**ASKING, "run.method": "rfho"}),
+    Row("fednest", {**STEPS, **FEDNEST, "method.lipschitz": 1 / STEP}),
+    Row("afl", {**STEPS, "run.method": "afl"}),
+)
 
 
 def _toy_adjusted(settings: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def _toy(noisy: bool, seeds: int, ks: tuple[int, ...]) -> Table:
     )
     columns = [Column(f"F − F*, K = {k}", {"toy.K": k}, "final:objective", ".4f") for k in ks]
     columns += [Column(f"stationarity, K = {k}", {"toy.K": k}, "final:stationarity", ".1e") for k in ks]
-    return Table(about, _toy_rows(), tuple(columns), common, tuple(range(seeds)), corner="method", adjust=_toy_adjusted)
+    return Table(about, TOY_ROWS, tuple(columns), common, tuple(range(seeds)), corner="method", adjust=_toy_adjusted)
 
 
 def _above_the_least(result: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from coterie.errors import UsageError, unknown
 from coterie.experiment.config import load
 from coterie.experiment.processes import Job, Watch, run_all
+from coterie.settings import chosen
 from coterie.storage import make_folder, write_atomically, write_json
 
 Settings = Mapping[str, Any]  # {'table.key': value}
@@ -46,7 +47,7 @@ Part = TypeVar("Part", Row, Column)
 
 @dataclass(frozen=True)
 class Table:
-    """All of it at one scale. printed are the paper's values by (row, column); leave_out are cells that are not run."""
+    """All of it at one scale. printed are the paper's values by (row, column)."""
 
     about: str
     rows: tuple[Row, ...]
@@ -55,7 +56,6 @@ class Table:
     seeds: tuple[int, ...] = (0,)
     corner: str = ""
     printed: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    leave_out: frozenset[tuple[str, str]] = frozenset()
     adjust: Callable[[dict[str, Any]], dict[str, Any]] = lambda settings: settings
     name: Callable[[Settings], str] | None = None
 
@@ -101,9 +101,7 @@ class Study:
 
     def at(self, scale: str) -> Table:
         """The table at a scale."""
-        if scale not in self.scales:
-            raise unknown(f"scale of {self.name}", scale, self.scales)
-        return self.scales[scale]
+        return chosen(f"scale of {self.name}", scale, self.scales)
 
 
 def flat(**tables: Settings) -> dict[str, Any]:
@@ -141,8 +139,7 @@ def cells(table: Table) -> Iterator[Cell]:
     """Row by row."""
     for row in table.rows:
         for column in table.columns:
-            if (row.name, column.name) not in table.leave_out:
-                yield Cell(row, column, tuple(table.settings(row, column, seed) for seed in table.seeds))
+            yield Cell(row, column, tuple(table.settings(row, column, seed) for seed in table.seeds))
 
 
 def jobs(table: Table, out: Path) -> list[Job]:
@@ -330,13 +327,10 @@ def read(run: Finished, what: str) -> float | None:
     if kind in ("weights", "most"):
         return _of_weights(run.summary["weights"], what)
     moved = run.summary["communication"]
-    if kind == "megabytes":
-        return (moved["bytes_up"] + moved["bytes_down"]) / 1e6
-    if kind == "megabytes_up":
-        return moved["bytes_up"] / 1e6
-    if kind == "rounds":
-        return float(moved["rounds"])
-    raise ValueError(f"no way to read {what!r}")
+    sums = {"megabytes": ("bytes_up", "bytes_down"), "megabytes_up": ("bytes_up",), "rounds": ("rounds",)}
+    if kind not in sums:
+        raise ValueError(f"no way to read {what!r}")
+    return sum(moved[key] for key in sums[kind]) / (1.0 if kind == "rounds" else 1e6)
 
 
 def _of_weights(weights: list[float] | None, what: str) -> float | None:

@@ -5,7 +5,7 @@ from typing import Any
 from coterie.reproduce.study import Column, Row, Settings, Study, Table, printed
 
 ROUNDS = {"bilevel": 16, "local-train": 60, "local-svrg": 22, "ditto": 880, "pfedme": 150}
-METHODS = tuple(ROUNDS)
+SMALL_ROUNDS = {"bilevel": 40, "local-train": 200, "fedavg": 200, "ditto": 200}
 OWN: dict[str, dict[str, Any]] = {
     "local-train": {"method.step": 0.05, "method.local_steps": 50, "method.batch": 50, "method.refresh": 0.02},
     "ditto": {"run.record": 20, "run.checkpoint": 100},
@@ -47,7 +47,7 @@ def _name(data: str, target: str) -> str:
 
 def _at_paper_size(data: str, target: str) -> Table:
     columns = [
-        Column(m, {"run.method": m, "run.rounds": ROUNDS[m], **OWN.get(m, {})}, "best:test_accuracy") for m in METHODS
+        Column(m, {"run.method": m, "run.rounds": ROUNDS[m], **OWN.get(m, {})}, "best:test_accuracy") for m in ROUNDS
     ]
     weight = Column("friends' weight", columns[0].settings, "final:friends_weight")
     common = {"run.problem": "groups", "problem.data": data, "problem.target": target}
@@ -69,10 +69,10 @@ SMALL = Table(
     "Digits instead of the paper's data: the default sizes of problem groups, 40 rounds of bilevel (others: 200).",
     tuple(Row(str(s), {"problem.setting": s}) for s in (2, 4)),
     (
-        Column("bilevel", {"run.method": "bilevel", "run.rounds": 40}, "best:test_accuracy"),
-        Column("local-train", {"run.method": "local-train", "run.rounds": 200}, "best:test_accuracy"),
-        Column("fedavg", {"run.method": "fedavg", "run.rounds": 200}, "best:test_accuracy"),
-        Column("ditto", {"run.method": "ditto", "run.rounds": 200}, "best:test_accuracy"),
+        *(
+            Column(m, {"run.method": m, "run.rounds": rounds}, "best:test_accuracy")
+            for m, rounds in SMALL_ROUNDS.items()
+        ),
         Column("friends' weight", {"run.method": "bilevel", "run.rounds": 40}, "final:friends_weight"),
     ),
     {"run.problem": "groups", "federation.mode": "vmap", "run.record": 2, "run.checkpoint": 20},

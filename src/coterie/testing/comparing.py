@@ -1,16 +1,17 @@
 """How checks look at states and records: values by name, equal to the last bit or nearly, and errors that say which."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.errors import CoterieError
 from coterie.federation.tree import named_leaves
-from coterie.federation.work import Memory
+from coterie.federation.work import Handle, Memory
 
 
 class ConformanceError(AssertionError):
@@ -28,24 +29,46 @@ def require(condition: object, found: str) -> None:
         raise ConformanceError(found)
 
 
-def failed(name: str, check: str, error: Exception, remedy: str) -> ConformanceError:
-    """The error of a check that failed.
+class Check(NamedTuple):
+    """One check of a method or problem: what must hold, how it is tried, and the remedy."""
+
+    name: str
+    run: Callable[..., object]
+    remedy: str
+
+
+def passed(name: str, checks: Iterable[Check], *given: Any) -> list[str]:
+    """The names of the checks, which all passed; the first that fails is an error with its name and the remedy.
 
     Args:
         name: the method or problem.
-        check: the check.
-        error: what it found, or what the method or problem itself raised.
-        remedy: what to change.
+        checks: the checks.
+        given: what each of them is called with, and a folder of its own behind it.
     """
-    found = str(error) if isinstance(error, AssertionError | CoterieError) else f"{type(error).__name__}: {error}"
-    return ConformanceError(f"{name} fails “{check}”: {found.rstrip('.')}. {remedy}")
+    done = []
+    for check in checks:
+        try:
+            with TemporaryDirectory(prefix="coterie-check-") as folder:
+                check.run(*given, Path(folder))
+        except Exception as error:  # whatever the method or problem itself raises
+            known = isinstance(error, AssertionError | CoterieError)
+            found = str(error) if known else f"{type(error).__name__}: {error}"
+            raise ConformanceError(f"{name} fails “{check.name}”: {found.rstrip('.')}. {check.remedy}") from error
+        done.append(check.name)
+    return done
 
 
-def values(state: Any) -> Iterator[tuple[str, Any]]:
-    """Everything in a state by name, what clients remember too."""
+def values(state: Any, recall: Callable[[Handle], Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """Everything in a state by name, what clients remember too.
+
+    Args:
+        state: the state of a method.
+        recall: asks the nodes for the rows of a memory that lies there.
+    """
     for name, leaf in named_leaves(state):
         if isinstance(leaf, Memory):
-            for inner, tensor in named_leaves(leaf.payload):
+            payload = leaf.payload if recall is None or not isinstance(leaf.payload, Handle) else recall(leaf.payload)
+            for inner, tensor in named_leaves(payload):
                 yield f"{name}@{inner}", tensor
         else:
             yield name, leaf

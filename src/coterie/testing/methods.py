@@ -7,11 +7,10 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -31,8 +30,7 @@ from coterie.experiment.config import OWN_DATA, Config, FederationTable, RunTabl
 from coterie.experiment.loop import Result, run_rounds
 from coterie.federation.remote import PERMISSIVE, Address, InProcess, Names, Node, node_for
 from coterie.federation.shards import Stack
-from coterie.federation.tree import named_leaves, tree_flatten
-from coterie.federation.work import Handle, Memory
+from coterie.federation.tree import tree_flatten
 from coterie.methods.base import Method
 from coterie.numerics import Draw
 from coterie.plugins import modules_of
@@ -40,12 +38,13 @@ from coterie.problems.base import Context, Problem
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.settings import checked
 from coterie.testing.comparing import (
+    Check,
     ConformanceError,
     assert_near,
     assert_on_simplex,
     assert_same,
-    failed,
     near,
+    passed,
     recorded,
     require,
     values,
@@ -305,22 +304,8 @@ def nodes_give_the_local_result(trial: Trial, modules: tuple[str, ...] = ()) -> 
     require(outcome == "finished", f"the run on nodes {outcome}: {remote.summary['message']} {remote.events[:1]}")
     require(remote.events == local.events, f"on nodes: {remote.events[:1]}")
     require(remote.ledger.by_cause == local.ledger.by_cause, "nodes are billed differently")
-    recall = getattr(fed.engine, "recall", None)
-    assert_near(opened(local.state, None), opened(remote.state, recall), 1e-6)
+    assert_near(dict(values(local.state)), dict(values(remote.state, getattr(fed.engine, "recall", None))), 1e-6)
     return None
-
-
-def opened(state: Any, recall: Any) -> dict[str, Any]:
-    """The values of a state with the rows of its memory, which nodes are asked for."""
-    found: dict[str, Any] = {}
-    for name, leaf in named_leaves(state):
-        if isinstance(leaf, Memory):
-            inside = leaf.payload
-            rows = recall(inside) if isinstance(inside, Handle) else inside
-            found |= {f"{name}@{inner}": tensor for inner, tensor in named_leaves(rows)}
-        else:
-            found[name] = leaf
-    return found
 
 
 def full_batches(make: Callable[..., Method]) -> dict[str, str]:
@@ -364,14 +349,6 @@ class GivenTrial:
             table,
         )
         return assemble_locally(Config(*tables), problem, method)
-
-
-class Check(NamedTuple):
-    """One check of `check_method`: what must hold, how it is tried, and the remedy."""
-
-    name: str
-    run: Callable[[GivenTrial, Path], object]
-    remedy: str
 
 
 def _each(check: Callable[..., object], *cases: Any) -> Callable[[GivenTrial, Path], object]:
@@ -475,16 +452,7 @@ def check_method(
     """
     made = factory(**settings)
     require(isinstance(made, Method), f"the factory returned a {type(made).__name__}; let it return a Method")
-    trial = GivenTrial(factory, _problem_for(made, problem), settings)
-    passed = []
-    for check in CHECKS:
-        with TemporaryDirectory(prefix="coterie-check-") as folder:
-            try:
-                check.run(trial, Path(folder))
-            except Exception as error:  # whatever the method itself raises
-                raise failed(made.name, check.name, error, check.remedy) from error
-        passed.append(check.name)
-    return passed
+    return passed(made.name, CHECKS, GivenTrial(factory, _problem_for(made, problem), settings))
 
 
 def _problem_for(method: Method, given: Any) -> Any:
@@ -492,7 +460,7 @@ def _problem_for(method: Method, given: Any) -> Any:
     if given is not None and not isinstance(given, str):
         return given
     for name in SMALL if given is None else (given,):
-        make = _small(name)
+        make = partial(_small, name)
         if given is not None or method.fits(make(Context()).offers):
             return make
     raise ConformanceError(
@@ -501,5 +469,5 @@ def _problem_for(method: Method, given: Any) -> Any:
     )
 
 
-def _small(name: str) -> Callable[[Context], Problem]:
-    return lambda context: problem_entry(name).make(context, **SMALL.get(name, {}))
+def _small(name: str, context: Context) -> Problem:
+    return problem_entry(name).make(context, **SMALL.get(name, {}))

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context, Problem, View
 from coterie.problems.nested import NestedTask
 from coterie.settings import checked
-from coterie.testing.comparing import failed, near, require
+from coterie.testing.comparing import Check, near, passed, require
 from coterie.testing.methods import BOTH
 
 SEED = 3
@@ -40,26 +41,18 @@ def check_problem(factory: Callable[..., Problem], **settings: Any) -> list[str]
         >>> check_problem(quadratic, clients=3, friends=1)[0]
         'settings have types'
     """
-    make: Make = partial(factory, **settings)
-    passed = []
-    for check in CHECKS:
-        try:
-            check.run(factory if check.of_the_factory else make)
-        except Exception as error:  # whatever the problem itself raises
-            raise failed(getattr(factory, "__name__", "the problem"), check.name, error, check.remedy) from error
-        passed.append(check.name)
-    return passed
+    return passed(getattr(factory, "__name__", "the problem"), CHECKS, partial(factory, **settings))
 
 
-Make = Callable[..., Problem]
+Make = partial[Problem]
 
 
-def settings_have_types(factory: Callable[..., Problem]) -> None:
+def settings_have_types(make: Make, folder: Path) -> None:
     """The settings of a factory are keyword-only and have types and defaults."""
-    checked(factory, "problem", {})
+    checked(make.func, "problem", {})
 
 
-def it_is_a_problem(make: Make) -> None:
+def it_is_a_problem(make: Make, folder: Path) -> None:
     """Clients with rows, a finite start, and offers."""
     problem = make(Context(SEED))
     require(isinstance(problem, Problem), f"the factory returned a {type(problem).__name__}, no Problem")
@@ -72,7 +65,7 @@ def it_is_a_problem(make: Make) -> None:
     require(friends is None or 0 <= friends <= problem.clients, f"{friends} friends of {problem.clients} clients")
 
 
-def numbers_have_the_type_of_the_run(make: Make) -> None:
+def numbers_have_the_type_of_the_run(make: Make, folder: Path) -> None:
     """Rows and start are made in the type that the context asks for."""
     for dtype in BOTH:
         wanted = getattr(torch, dtype)
@@ -83,7 +76,7 @@ def numbers_have_the_type_of_the_run(make: Make) -> None:
             require(fits, f"a column of training rows is of {column.dtype} in a run of {dtype}")
 
 
-def the_seed_makes_it(make: Make) -> None:
+def the_seed_makes_it(make: Make, folder: Path) -> None:
     """The same seed gives the same problem, whatever the state of PyTorch's own generator is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -101,7 +94,7 @@ def _same_rows(one: Stack | None, two: Stack | None) -> bool:
     return torch.equal(one.counts, two.counts) and all(map(torch.equal, one.columns, two.columns))
 
 
-def derivatives_are_those_of_the_losses(make: Make) -> None:
+def derivatives_are_those_of_the_losses(make: Make, folder: Path) -> None:
     """Every derivative that the task offers agrees with central differences, on all rows of the first client."""
     problem = make(Context(SEED, torch.float64))
     batch = problem.train.client(0).all()
@@ -156,7 +149,7 @@ def _direction(like: Tensor, phase: str) -> Tensor:
     return v / v.norm() if len(like) else v
 
 
-def clients_run_at_once(make: Make) -> None:
+def clients_run_at_once(make: Make, folder: Path) -> None:
     """All clients at once give the gradients that each of them gives alone, whatever rows are padded."""
     problem = make(Context(SEED, torch.float64))
     ids = torch.arange(min(3, problem.clients))
@@ -169,7 +162,7 @@ def clients_run_at_once(make: Make) -> None:
     near(gradients("vmap"), gradients("sequential"), 1e-8, "gradients of several clients at once and alone")
 
 
-def measures_are_numbers(make: Make) -> None:
+def measures_are_numbers(make: Make, folder: Path) -> None:
     """`measure` gives finite numbers by name, the same each time; `named` gives every trained tensor."""
     problem = make(Context(SEED))
     view = View(problem.start, inner=getattr(problem, "inner_start", None))
@@ -184,21 +177,11 @@ def measures_are_numbers(make: Make) -> None:
         require(isinstance(tensor, Tensor), f"named gives a {type(tensor).__name__} for {name}, no tensor")
 
 
-class Check(NamedTuple):
-    """One check of `check_problem`: what must hold, how it is tried, and the remedy."""
-
-    name: str
-    run: Callable[[Any], None]
-    remedy: str
-    of_the_factory: bool = False
-
-
 CHECKS: tuple[Check, ...] = (
     Check(
         "settings have types",
         settings_have_types,
         "Write def mine(context: Context, *, clients: Count = 6), each setting with a type and a default.",
-        of_the_factory=True,
     ),
     Check(
         "it is a problem",

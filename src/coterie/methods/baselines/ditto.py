@@ -83,7 +83,5 @@ def ditto(
         v = fed.ask_target(personal_model, (s.x, s.v), draw=own, steps=personal_steps, **knobs)
         return DittoState(fed.mean(local_sgd, s.x, draw=at, step=step, steps=local_steps, batch=batch), v)
 
-    def view(s: DittoState) -> View:
-        return View(personal_models(s.v) if isinstance(s.v, Memory) else s.v)
-
-    return Method("ditto", init, round, view, needs=frozenset({"gradient", "everyone" if everyone else "target"}))
+    needs = frozenset({"gradient", "everyone" if everyone else "target"})
+    return Method("ditto", init, round, lambda s: View(personal_models(s.v)), needs=needs)

@@ -5,7 +5,7 @@ Deviation: batches are drawn with replacement, not by epochs.
 
 from typing import Literal
 
-from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
+from coterie.methods.base import Draw, Federation, Method, ModelState, View, start_model, validated
 from coterie.methods.shared.works import local_sgd
 from coterie.settings import BatchSize, Count, Positive
 
@@ -39,12 +39,9 @@ def fedavg(
         20
     """
 
-    def init(problem: Problem, n: int) -> ModelState:
-        return ModelState(problem.start)
-
     def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         w = fed.sizes.to(s.x) if weights == "sizes" else None
         at = draw.phase("walk")
         return ModelState(fed.mean(local_sgd, s.x, weights=w, draw=at, step=step, steps=local_steps, batch=batch))
 
-    return Method("fedavg", init, round, lambda s: View(s.x))
+    return Method("fedavg", start_model, round, lambda s: View(s.x))

@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from coterie.errors import UsageError
 from coterie.federation import Batch, Memory, Rows, Shard, Static, Tree, moved_from, work
-from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
+from coterie.methods.base import Draw, Federation, Method, ModelState, View, start_model, validated
 from coterie.methods.shared.works import own_rows
 from coterie.numerics.control import only_where
 from coterie.settings import Count, NonNegative, Positive, Probability
@@ -141,7 +141,7 @@ def _difference(task: Any) -> Callable[[Vector, Vector, Batch], Vector]:
     """∇f_B(x) − ∇f_B(y), both points in one batched pass where the model can be run so."""
 
     def difference(x: Vector, y: Vector, batch: Batch) -> Vector:
-        if not getattr(task, "vmaps", True):
+        if not task.vmaps:
             return task.gradient(x, batch) - task.gradient(y, batch)
         at_x, at_y = vmap(task.gradient, in_dims=(0, None))(torch.stack([x, y]), batch)
         return at_x - at_y
@@ -212,16 +212,13 @@ def local_svrg(
         'local-svrg'
     """
 
-    def init(problem: Problem, n: int) -> ModelState:
-        return ModelState(problem.start)
-
     def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         total = steps or five_epochs(fed, batch)
         svrg = SVRGSteps(step, local_steps, refresh, total, batch, average, convexity)
         w = fed.sizes.to(s.x) if weights == "sizes" else torch.ones(fed.n).to(s.x)
         return ModelState(solve(fed, "model", s.x, w / w.sum(), svrg, draw.phase("model")))
 
-    return Method("local-svrg", init, round, lambda s: View(s.x))
+    return Method("local-svrg", start_model, round, lambda s: View(s.x))
 
 
 def five_epochs(fed: Federation, batch: int) -> int:

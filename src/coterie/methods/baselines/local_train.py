@@ -70,7 +70,5 @@ def local_train(
             x = fed.ask_target(steps_alone, s.x, draw=at, steps=local_steps, first=0, svrg=svrg)
         return LocalTrainState(x)
 
-    def view(s: LocalTrainState) -> View:
-        return View(personal_models(s.x) if isinstance(s.x, Memory) else s.x)
-
-    return Method("local-train", init, round, view, needs=frozenset({"gradient", "everyone" if everyone else "target"}))
+    needs = frozenset({"gradient", "everyone" if everyone else "target"})
+    return Method("local-train", init, round, lambda s: View(personal_models(s.x)), needs=needs)

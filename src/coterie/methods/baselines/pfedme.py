@@ -107,7 +107,5 @@ def pfedme(
         x = (1.0 - mixing) * s.x + mixing * mean
         return PFedMeState(x, fed.ask_target(personal_model, x, draw=draw.phase("personal"), **knobs))
 
-    def view(s: PFedMeState) -> View:
-        return View(personal_models(s.theta) if isinstance(s.theta, Memory) else s.theta)
-
-    return Method("pfedme", init, round, view, needs=frozenset({"gradient", "everyone" if everyone else "target"}))
+    needs = frozenset({"gradient", "everyone" if everyone else "target"})
+    return Method("pfedme", init, round, lambda s: View(personal_models(s.theta)), needs=needs)

@@ -94,9 +94,8 @@ def count_sketch(
 
     def round(fed: Federation, s: CountSketchState, draw: Draw) -> CountSketchState:
         S = count_table(rows, len(s.error) // rows, len(s.x), sketch_seed)
-        message = s.replicas.message(fed, s.change, s.x)
-        (tables, ids), memory = fed.gather(
-            sketched_steps, message, memory=s.replicas.memory, draw=draw.phase("walk"), columns=S.columns, **knobs
+        tables, replicas = s.replicas.gather(
+            fed, sketched_steps, s.change, s.x, draw.phase("walk"), columns=S.columns, **knobs
         )
         u = momentum * s.momentum + tables.mean(0)
         e = s.error + server_step * u
@@ -107,6 +106,6 @@ def count_sketch(
         elif cancel == "zero":
             hit = S.apply(moved) != 0.0
             u, e = torch.where(hit, 0.0, u), torch.where(hit, 0.0, e)
-        return CountSketchState(s.x + moved, change, u, e, s.replicas.after(memory, ids))
+        return CountSketchState(s.x + moved, change, u, e, replicas)
 
     return Method("count-sketch", init, round, lambda s: View(s.x))

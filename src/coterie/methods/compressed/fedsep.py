@@ -27,7 +27,7 @@ from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.federation.work import name_of
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.compressed.two_layer import client_round
-from coterie.numerics.lasso import lasso, lasso_support, least_norm, pull_back, safe_step
+from coterie.numerics.lasso import LassoPoint, lasso, lasso_support, least_norm, pull_back, safe_step
 from coterie.numerics.sketches import Kind, Sketch, sketch
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -48,18 +48,19 @@ def sketch_of(static: Any, dimension: int) -> Sketch:
     return sketch(static.sketch, static.size or max(1, dimension // SHARE), dimension, static.sketch_seed)
 
 
-def decoded(x: Tensor, start: Tensor, static: Any) -> Tensor:
-    """θ_x, from θ₀ = start."""
+def decoded(x: Tensor, start: Tensor, static: Any) -> Tensor | LassoPoint:
+    """θ_x, from θ₀ = start; with its support and gap where there is a penalty."""
     S = sketch_of(static, len(start))
     if static.penalty == 0.0:
         return least_norm(S, x, steps=static.decode_steps, start=start)
-    return lasso(S, x, static.penalty, steps=static.decode_steps, step=static.decode_step, start=start).y
+    return lasso(S, x, static.penalty, steps=static.decode_steps, step=static.decode_step, start=start)
 
 
 @work("fedsep/sketch-decode", update=None)
 def sketch_decode(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """θ_x at a client."""
-    return decoded(shared, shard.task.model.start, static)
+    found = decoded(shared, shard.task.model.start, static)
+    return found if isinstance(found, Tensor) else found.y
 
 
 @work("fedsep/sketch-encode", update=RESULT)
@@ -135,11 +136,9 @@ def fedsep(
         return FedSepState(s.x - gain * encoded, s.start)
 
     def view(s: FedSepState) -> View:
-        if penalty == 0.0:
-            return View(decoded(s.x, s.start, static))
-        found = lasso(
-            sketch_of(static, len(s.start)), s.x, penalty, steps=decode_steps, step=decode_step, start=s.start
-        )
+        found = decoded(s.x, s.start, static)
+        if isinstance(found, Tensor):
+            return View(found)
         return View(found.y, more={"decode_gap": float(found.gap), "support": int(found.support.sum())})
 
     return Method("fedsep", init, round, view)

@@ -92,12 +92,11 @@ def fedsep_redraw(
 
     def round(fed: Federation, s: FedSepRedrawState, draw: Draw) -> FedSepRedrawState:
         d, t = len(s.theta), s.replicas.latest
-        message, kept = s.replicas.message(fed, s.x, s.theta), s.replicas.memory
         at = draw.phase("client")
-        (rows, ids), memory = fed.gather(redrawn_round, message, memory=kept, draw=at, round=t, **knobs)
+        rows, replicas = s.replicas.gather(fed, redrawn_round, s.x, s.theta, at, round=t, **knobs)
         gain = server_step or (1.0 if error_feedback else server_gain(len(s.x), d))
         x = gain * rows.mean(0)
         theta = s.theta + least_norm(drawn(static, d, t), x, steps=solve_steps)
-        return FedSepRedrawState(theta, x, s.replicas.after(memory, ids))
+        return FedSepRedrawState(theta, x, replicas)
 
     return Method("fedsep-redraw", init, round, lambda s: View(s.theta))

@@ -4,13 +4,13 @@ The change from one version of the model to the next is a short message. Only cl
 it; if an active client missed that version, all active clients receive the whole model, and the ledger shows it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coterie.federation import Memory, Tree
-from coterie.methods.base import Federation
+from coterie.federation import Memory, Tree, Work
+from coterie.methods.base import Draw, Federation
 
 
 class Replicas(NamedTuple):
@@ -25,10 +25,13 @@ class Replicas(NamedTuple):
         """All clients know the start, version −1; version 0 is the same."""
         return Replicas(Memory.start(remembered, n), torch.full((n,), -1), 0)
 
-    def message(self, fed: Federation, change: Tree, whole: Tensor) -> Tree:
-        """The payload that updates the active clients: the last change if all of them can use it, else the model."""
-        return change if bool((self.versions[fed.ids] == self.latest - 1).all()) else whole
+    def gather(
+        self, fed: Federation, what: Work, change: Tree, whole: Tensor, draw: Draw, **settings: Any
+    ) -> tuple[Tree, "Replicas"]:
+        """The replies of a work that begins by updating the copies, and the replicas once the server has a new version.
 
-    def after(self, memory: Memory, ids: Tensor) -> "Replicas":
-        """The replicas after these clients received the latest version, and the server made a new one."""
-        return Replicas(memory, self.versions.index_fill(0, ids, self.latest), self.latest + 1)
+        The active clients receive the last change if all of them can use it, else the whole model.
+        """
+        message = change if bool((self.versions[fed.ids] == self.latest - 1).all()) else whole
+        (values, ids), memory = fed.gather(what, message, memory=self.memory, draw=draw, **settings)
+        return values, Replicas(memory, self.versions.index_fill(0, ids, self.latest), self.latest + 1)

@@ -82,15 +82,13 @@ def top_k(
 
     def round(fed: Federation, s: TopKState, draw: Draw) -> TopKState:
         kept, d = len(s.change.values), len(s.x)
-        message = s.x if down == "dense" else s.replicas.message(fed, s.change, s.x)
-        (sent, ids), memory = fed.gather(
-            sparse_steps, message, memory=s.replicas.memory, draw=draw.phase("walk"), k=kept, **knobs
-        )
+        change = s.x if down == "dense" else s.change
+        sent, replicas = s.replicas.gather(fed, sparse_steps, change, s.x, draw.phase("walk"), k=kept, **knobs)
         u = server_step * sent.dense(d).mean(0) + s.error
         change = largest(u, kept)
         moved = u if down == "dense" else change.dense(d)
         error = u - moved if error_feedback else s.error
-        return TopKState(s.x + moved, change, error, s.replicas.after(memory, ids))
+        return TopKState(s.x + moved, change, error, replicas)
 
     return Method("top-k", init, round, lambda s: View(s.x), whole_numbers=("top-k/sparse-steps",))
 

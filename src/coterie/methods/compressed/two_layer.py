@@ -17,7 +17,7 @@ The learning layer y is the problem's model.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.func import grad
@@ -25,18 +25,13 @@ from torch.func import grad
 from coterie.federation import RESULT, Shard, Static, Tree, Work, work
 from coterie.federation.work import name_of
 from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View
-from coterie.methods.shared.works import local_sgd
+from coterie.methods.shared.works import LocalSteps, local_sgd
 from coterie.numerics import neumann
 from coterie.numerics.derivatives import hessian_vector, mixed_vector
 from coterie.numerics.lasso import fixed_conjugate_gradients
 
-
-class Learning(NamedTuple):
-    """How a client learns: step η, I steps, batch."""
-
-    step: float = 0.1
-    steps: int = 5
-    batch: int | str = 32
+Learning = LocalSteps  # how a client learns: step η, I steps, batch
+LEARNING = Learning(0.1, 5, 32)
 
 
 @work("two-layer/client-round", update=RESULT)
@@ -51,12 +46,9 @@ def client_round(shard: Shard, shared: Tree, private: Tree, static: Static, draw
 def descend(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """I_dec steps y ← y − γ∇_y g(x, y) from the model's own start."""
     g, y = static.work("objective"), shard.task.model.start
+    slope = grad(lambda point, at: g(shard, (shared, point), None, static, at))
     for i in range(static.decode_steps):
-
-        def at(point: Tensor, step: int = i) -> Tensor:
-            return g(shard, (shared, point), None, static, draw.step(step))
-
-        y = y - static.decode_step * grad(at)(y)
+        y = y - static.decode_step * slope(y, draw.step(i))
     return y
 
 
@@ -84,7 +76,7 @@ def two_layer(
     encode: Work,
     start: Tensor,
     *,
-    learning: Learning = Learning(),  # noqa: B008
+    learning: LocalSteps = LEARNING,
     server_step: float = 1.0,
     model: Callable[[Tensor], Tensor] | None = None,
     **static: Any,

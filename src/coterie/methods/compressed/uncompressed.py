@@ -3,7 +3,7 @@
 FedAvg with equal weights and a server step; 2d numbers per client and round.
 """
 
-from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View, validated
+from coterie.methods.base import Draw, Federation, Method, ModelState, View, start_model, validated
 from coterie.methods.shared.works import local_sgd
 from coterie.settings import BatchSize, Count, Positive
 
@@ -27,11 +27,8 @@ def uncompressed(
         'uncompressed'
     """
 
-    def init(problem: Problem, n: int) -> ModelState:
-        return ModelState(problem.start)
-
     def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
         mean = fed.mean(local_sgd, s.x, draw=draw.phase("walk"), step=step, steps=local_steps, batch=batch)
         return ModelState(s.x + server_step * (mean - s.x))
 
-    return Method("uncompressed", init, round, lambda s: View(s.x))
+    return Method("uncompressed", start_model, round, lambda s: View(s.x))

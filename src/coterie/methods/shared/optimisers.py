@@ -5,12 +5,14 @@ momentum  m ← βm + p,   x ← x − ηm
 adam      m ← βm + (1−β)p,   v ← β₂v + (1−β₂)p²,   x ← x − η m̂/(√v̂ + ε), where m̂ and v̂ undo the start from 0
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 Rule = Literal["sgd", "momentum", "adam"]
+B = TypeVar("B")
 Moments = tuple[Tensor, ...]
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 EPSILON = 1e-8
@@ -46,3 +48,10 @@ class UpdateRule(NamedTuple):
         m, v = b * moments[0] + (1 - b) * p, c * moments[1] + (1 - c) * p.square()
         scale = (v / (1 - c**t)).sqrt() + EPSILON
         return x - self.step * m / (1 - b**t) / scale, (m, v)
+
+    def along(self, x: Tensor, batches: Iterable[B], slope: Callable[[Tensor, B], Tensor]) -> Tensor:
+        """The model after one move per batch, against slope(x, batch)."""
+        moments = self.start(x)
+        for t, batch in enumerate(batches, 1):
+            x, moments = self.move(x, slope(x, batch), moments, t)
+        return x

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients
-from coterie.federation import RESULT, Each, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect
+from coterie.federation import RESULT, Batch, Each, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, View
 from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import batches, own_rows
 from coterie.problems.catalogue.submodels import SubModels
@@ -22,11 +22,12 @@ from coterie.problems.tasks.supervised import Supervised
 
 Key = TypeVar("Key")
 Reply = TypeVar("Reply")
+Slope = Callable[[Tensor, Batch], Tensor]
 NEEDS = frozenset({"gradient", "submodels"})
 
 
 class Local(NamedTuple):
-    """How a client trains: step γ, steps, batch, and update rule."""
+    """How a client trains, or a network learns from its teachers: step γ, steps, batch, and update rule."""
 
     step: float
     steps: int
@@ -48,13 +49,15 @@ class Part(NamedTuple):
     change: Tensor
 
 
+def moved(theta: Tensor, slope: Slope, shard: Shard, steps: int, static: Static, draw: Draw) -> Tensor:
+    """θ after steps of the local rule against slope(θ, batch), on batches of the client's rows."""
+    rule = UpdateRule(static.rule, static.step)
+    return rule.along(theta, batches(own_rows(shard), static.batch, steps, draw), slope)
+
+
 def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: Draw) -> Tensor:
     """Δθ: the update by the local rule from θ on the client's rows."""
-    rule = UpdateRule(static.rule, static.step)
-    x, moments = theta, rule.start(theta)
-    for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
-        x, moments = rule.move(x, task.gradient(x, batch), moments, t)
-    return x - theta
+    return moved(theta, task.gradient, shard, static.steps, static, draw) - theta
 
 
 @work("submodels/learn", update=RESULT)
@@ -124,9 +127,6 @@ def carved(
 ) -> Method:
     """A method whose clients of share p train kernels(anatomy, p, ids, draw) of the model, and average them."""
 
-    def init(problem: Problem, n: int) -> LevelledState:
-        return start(expect(problem, SubModels))
-
     def round(fed: Federation, s: LevelledState, draw: Draw) -> LevelledState:
         def chosen(share: float, ids: Tensor) -> Tensor:
             return kernels(fed.task.anatomy, share, ids, draw)
@@ -134,7 +134,7 @@ def carved(
         parts = trained(fed, s.x, s.levels, chosen, draw.phase("learn"), local, scaled=scaled)
         return s._replace(x=merged(s.x, parts))
 
-    return Method(name, init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method(name, lambda problem, n: start(problem), round, lambda s: View(s.x), needs=NEEDS)
 
 
 def merged(x: Tensor, parts: list[Part], *, everyone: bool = False) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.methods.base import Draw, Federation
-from coterie.methods.shared.optimisers import Rule, UpdateRule
+from coterie.methods.shared.optimisers import UpdateRule
 from coterie.methods.submodels.carving import NEEDS as TRAINS
 from coterie.methods.submodels.carving import Local, alone, asked, by_level, learn
 from coterie.numerics.derivatives import gradient
@@ -19,15 +19,6 @@ from coterie.problems.tasks.supervised import Supervised
 
 NEEDS = TRAINS | {"public"}
 Loss = Callable[..., Tensor]
-
-
-class Distillation(NamedTuple):
-    """How a network learns from its teachers: step, steps, batch, rule."""
-
-    step: float
-    steps: int
-    batch: int
-    rule: Rule
 
 
 class Trained(NamedTuple):
@@ -76,18 +67,15 @@ def ensemble(task: Any, found: list[Trained], inputs: Tensor) -> Tensor:
 
 
 def distilled(
-    task: Supervised, theta: Tensor, inputs: Tensor, targets: list[Any], loss: Loss, settings: Distillation
+    task: Supervised, theta: Tensor, inputs: Tensor, targets: list[Any], loss: Loss, settings: Local
 ) -> Tensor:
     """θ after one step per batch of inputs [steps, batch, …], with the teachers' labels of it."""
-    rule = UpdateRule(settings.rule, settings.step)
-    x, moments = theta, rule.start(theta)
-    for t, (rows, labels) in enumerate(zip(inputs, targets, strict=True), 1):
 
-        def objective(at: Tensor, rows: Tensor = rows, labels: Any = labels) -> Tensor:
-            return loss(task.model(at, rows), labels)
+    def slope(x: Tensor, batch: tuple[Tensor, Any]) -> Tensor:
+        rows, labels = batch
+        return gradient(lambda at: loss(task.model(at, rows), labels), x)
 
-        x, moments = rule.move(x, gradient(objective, x), moments, t)
-    return x
+    return UpdateRule(settings.rule, settings.step).along(theta, zip(inputs, targets, strict=True), slope)
 
 
 def soft_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -95,6 +83,6 @@ def soft_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return -(labels * outputs.log_softmax(-1)).sum(-1).mean()
 
 
-def public_batches(task: Any, settings: Distillation, draw: Draw) -> Tensor:
+def public_batches(task: Any, settings: Local, draw: Draw) -> Tensor:
     """Batches of public rows with replacement, [steps, batch, …]."""
-    return task.public[draw.batches(len(task.public), settings.batch, settings.steps)]
+    return task.public[draw.batches(len(task.public), int(settings.batch), settings.steps)]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Memory, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, known, validated
+from coterie.methods.base import Draw, Federation, Method, View, known, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import Local, asked, by_level, learnt
-from coterie.methods.submodels.distilling import NEEDS, Distillation, distilled, index_of, networks, soft_cross_entropy
+from coterie.methods.submodels.distilling import NEEDS, distilled, index_of, networks, soft_cross_entropy
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
@@ -38,9 +38,9 @@ def learn_and_predict(shard: Shard, shared: Tree, private: Tree, static: Static,
     task, public = shard.task.at(static.level, scaled=False), shard.task.public
     index = index_of(shard.task, static.level)
     theta = private[index]
-    if static.told:
-        distillation = Distillation(static.distil_step, static.distil_steps, static.distil_rows, "adam")
-        rows = draw.phase("public").batches(len(places), distillation.batch, distillation.steps)
+    if static.labelled:
+        distillation = Local(*static.distillation)
+        rows = draw.phase("public").batches(len(places), int(distillation.batch), distillation.steps)
         theta = distilled(task, theta, public[places[rows]], list(labels[rows]), soft_cross_entropy, distillation)
     theta = theta + learnt(task, theta, shard, static, draw)
     predicted = task.model(theta, public[fresh]).softmax(-1)
@@ -80,11 +80,9 @@ def ds_fl(
         'ds-fl'
     """
     local = Local(step, local_steps, batch, optimiser)
-    distil: dict[str, Any] = {"distil_step": distil_step, "distil_steps": distil_steps, "distil_rows": distil_rows}
-    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    distillation = Local(distil_step, distil_steps, distil_rows, "adam")
 
-    def init(problem: Problem, n: int) -> DSFLState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> DSFLState:
         task, count = problem.task, min(public_rows, len(problem.task.public))
         models = Memory(networks(task, problem.start)[problem.levels])
         classes = known(task.classes, "classes")
@@ -98,16 +96,14 @@ def ds_fl(
 
         def ask(level: int, group: Federation) -> Tensor:
             nonlocal memory
-            settings: dict[str, Any] = {**local._asdict(), **distil, "level": level, "told": s.rounds > 0}
-            shared = (s.labels, s.places, fresh)
-            (predicted, _), memory = group.gather(
-                learn_and_predict, shared, memory=memory, draw=draw.phase("learn"), **settings
-            )
+            settings: dict[str, Any] = {**local._asdict(), "level": level, "labelled": s.rounds > 0}
+            settings |= {"memory": memory, "draw": draw.phase("learn"), "distillation": distillation}
+            (predicted, _), memory = group.gather(learn_and_predict, (s.labels, s.places, fresh), **settings)
             return predicted
 
         predicted = torch.cat(asked(fed, by_level(s.levels), ask))
         labels = (predicted.mean(0) / temperature).softmax(-1)
-        rows = draw.phase("server").batches(len(fresh), distillation.batch, distillation.steps)
+        rows = draw.phase("server").batches(len(fresh), int(distillation.batch), distillation.steps)
         x = distilled(task, s.x, task.public[fresh[rows]], list(labels[rows]), soft_cross_entropy, distillation)
         return DSFLState(x, memory, s.levels, labels, fresh, s.rounds + 1)
 

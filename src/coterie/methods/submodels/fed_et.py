@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
-from coterie.methods.submodels.distilling import NEEDS, Distillation
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -83,7 +82,7 @@ def fed_et(
         'fed-et'
     """
     local = Local(step, local_steps, batch, optimiser)
-    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    distillation = Local(distil_step, distil_steps, distil_rows, "adam")
 
     def loss(outputs: Tensor, judged: Verdict) -> Tensor:
         log_p = outputs.log_softmax(-1)
@@ -91,8 +90,7 @@ def fed_et(
         divergence = (judged.others * (judged.others.clamp(min=1e-12).log() - log_p)).sum(-1)
         return (agreed + diversity * judged.divided * divergence).mean()
 
-    def init(problem: Problem, n: int) -> FedETState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FedETState:
         return FedETState(problem.start, distilling.networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedETState, draw: Draw) -> FedETState:
@@ -103,4 +101,4 @@ def fed_et(
         x = distilling.distilled(task, s.x, inputs, verdicts, loss, distillation)
         return FedETState(x, distilling.averaged(task, s.models, found), s.levels)
 
-    return Method("fed-et", init, round, lambda s: View(s.x), needs=NEEDS)
+    return Method("fed-et", init, round, lambda s: View(s.x), needs=distilling.NEEDS)

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
-from coterie.methods.submodels.distilling import NEEDS, Distillation
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
@@ -55,10 +54,9 @@ def feddf(
         'feddf'
     """
     local = Local(step, local_steps, batch, optimiser)
-    distillation = Distillation(distil_step, distil_steps, distil_rows, "adam")
+    distillation = Local(distil_step, distil_steps, distil_rows, "adam")
 
-    def init(problem: Problem, n: int) -> FedDFState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FedDFState:
         return FedDFState(distilling.networks(problem.task, problem.start), problem.levels)
 
     def round(fed: Federation, s: FedDFState, draw: Draw) -> FedDFState:
@@ -76,4 +74,4 @@ def feddf(
             students.append(model.index_copy(0, index, theta))
         return FedDFState(torch.stack(students), s.levels)
 
-    return Method("feddf", init, round, lambda s: View(s.models[0]), needs=NEEDS)
+    return Method("feddf", init, round, lambda s: View(s.models[0]), needs=distilling.NEEDS)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.shared.works import draw_batch, own_rows
 from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, by_level, merged
@@ -88,8 +88,7 @@ def feddst(
     def masks(task: Any, x: Tensor) -> Tensor:
         return torch.stack([densest(task.anatomy, x.abs(), counts(task.anatomy, share)) for share in task.shares])
 
-    def init(problem: Problem, n: int) -> FedDSTState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FedDSTState:
         found = masks(problem.task, problem.start)
         return FedDSTState(problem.start * found[0], problem.levels, found, 0)
 

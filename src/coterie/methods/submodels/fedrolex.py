@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, merged, trained
 from coterie.problems.catalogue.submodels import SubModels
@@ -45,8 +45,7 @@ def fedrolex(
     """
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Problem, n: int) -> FedRolexState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FedRolexState:
         return FedRolexState(problem.start, problem.levels, 0)
 
     def round(fed: Federation, s: FedRolexState, draw: Draw) -> FedRolexState:

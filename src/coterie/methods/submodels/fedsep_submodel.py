@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.func import grad
 
 from coterie.federation import RESULT, Batch, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import batches, own_rows
 from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, learn, learnt, merged, sent
@@ -173,8 +173,7 @@ def fedsep_submodel(
     decoding: dict[str, Any] = {"decode_step": decode_step, "decode_steps": decode_steps, "decode_batch": decode_batch}
     decoding |= {"decay": decay, "resource": resource, "width": width}
 
-    def init(problem: Problem, n: int) -> FedSepSubmodelState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FedSepSubmodelState:
         cut = problem.task.anatomy
         everything = torch.ones(n, cut.kernels, dtype=torch.bool, device=problem.levels.device)
         never = torch.full_like(problem.levels, -refresh)

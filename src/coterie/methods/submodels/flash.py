@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
+from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import NEEDS, Local, Part, asked, by_level, learnt, merged
 from coterie.methods.submodels.thinning import counts, densest, size, within
@@ -71,8 +71,7 @@ def flash(*, step: Positive = 0.05, local_steps: Count = 10, batch: BatchSize = 
     """
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Problem, n: int) -> FlashState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> FlashState:
         tensors = sum(s.is_weight for s in problem.task.anatomy.segments)
         return FlashState(problem.start, problem.levels, problem.start.new_zeros(tensors), 0)
 

@@ -5,15 +5,13 @@ keeps its shape, so with dense kernels only the traffic falls with p, not the ti
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from coterie.federation import Shard, Static
 from coterie.methods.base import Draw
-from coterie.methods.shared.optimisers import UpdateRule
-from coterie.methods.shared.works import batches, own_rows
+from coterie.methods.submodels.carving import moved
 from coterie.problems.models.submodel import Anatomy
 
 
@@ -45,9 +43,4 @@ def size(cut: Anatomy, kept: Sequence[int]) -> int:
 
 def within(shard: Shard, theta: Tensor, mask: Tensor, steps: int, static: Static, draw: Draw) -> Tensor:
     """θ after steps of the local rule in the whole network, which move only the entries that the mask keeps."""
-    task: Any = shard.task
-    rule = UpdateRule(static.rule, static.step)
-    x, moments = theta, rule.start(theta)
-    for t, batch in enumerate(batches(own_rows(shard), static.batch, steps, draw), 1):
-        x, moments = rule.move(x, task.gradient(x, batch) * mask, moments, t)
-    return x
+    return moved(theta, lambda x, batch: shard.task.gradient(x, batch) * mask, shard, steps, static, draw)

@@ -10,12 +10,12 @@ backward pass, to save work; here they are kept, and no time is saved.
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from coterie.federation import RESULT, Shard, Static, Tree, work
-from coterie.methods.base import Draw, Federation, Method, Problem, View, expect, validated
-from coterie.methods.shared.optimisers import Rule, UpdateRule
-from coterie.methods.shared.works import batches, own_rows
-from coterie.methods.submodels.carving import NEEDS, LevelledState, Local, Part, asked, by_level, merged
+from coterie.federation import RESULT, Batch, Shard, Static, Tree, work
+from coterie.methods.base import Draw, Federation, Method, View, validated
+from coterie.methods.shared.optimisers import Rule
+from coterie.methods.submodels.carving import NEEDS, LevelledState, Local, Part, asked, by_level, merged, moved
 from coterie.methods.submodels.thinning import counts, densest, size
 from coterie.numerics.sparse import Sparse
 from coterie.problems.catalogue.submodels import SubModels
@@ -29,11 +29,11 @@ def sparse_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw
     task, cut = shard.task, shard.task.anatomy
     used = counts(cut, task.shares[static.level])
     uploaded = counts(cut, min(1.0, task.shares[static.level] + static.extra))
-    rule = UpdateRule(static.rule, static.step)
-    x, moments = shared, rule.start(shared)
-    for t, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw), 1):
-        sparse = x * densest(cut, x.abs(), used)
-        x, moments = rule.move(x, task.gradient(sparse, batch), moments, t)
+
+    def slope(x: Tensor, batch: Batch) -> Tensor:
+        return task.gradient(x * densest(cut, x.abs(), used), batch)
+
+    x = moved(shared, slope, shard, static.steps, static, draw)
     index = places(densest(cut, x.abs(), uploaded), size(cut, uploaded))
     return Sparse((x - shared)[index], index.to(torch.int32))
 
@@ -64,8 +64,7 @@ def zerofl(
     """
     local = Local(step, local_steps, batch, optimiser)
 
-    def init(problem: Problem, n: int) -> LevelledState:
-        problem = expect(problem, SubModels)
+    def init(problem: SubModels, n: int) -> LevelledState:
         return LevelledState(problem.start, problem.levels)
 
     def round(fed: Federation, s: LevelledState, draw: Draw) -> LevelledState:

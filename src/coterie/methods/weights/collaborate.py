@@ -123,7 +123,7 @@ def collaborate(
         X, W = s.X.index_copy(0, ids, w @ U), s.W.index_put((ids[:, None], ids), mass * w)
         return CollaborateState(X, W, s.reach.index_copy(0, ids, reach))
 
-    needs = frozenset({"gradient", "everyone"} | ({"groups"} if start == "groups" else set()))
+    needs = frozenset({"gradient", "everyone"}) | ({"groups"} if start == "groups" else set())
     return Method("collaborate", init, round, lambda s: View(s.X, s.W), needs=needs)
 
 

@@ -87,7 +87,9 @@ def fednest_weights(
     def round(fed: Federation, s: FedNestWeights, draw: Draw) -> FedNestWeights:
         theta, weighted = s.theta, asked(fed, s.w, ask)
         for t in range(inner_rounds):
-            theta = _weighted_fedinn(weighted, theta, s.w, local, inverse.batch, draw.phase("inner").step(t))
+            at = draw.phase("inner").step(t)
+            q = weighted.mean(gradient, theta, weights=s.w, draw=at.phase("anchor"), batch=anchor)
+            theta = stepped(weighted, corrected_steps, (theta, q), local, at, weights=s.w)
         if outer_step == 0.0:
             return FedNestWeights(theta, s.w)
         return FedNestWeights(theta, _weights_step(fed, theta, s.w, draw.phase("outer")))
@@ -106,13 +108,6 @@ def fednest_weights(
         return w.index_copy(0, ids, active * project_capped_simplex(moved, max(cap / float(active), 1.0 / len(ids))))
 
     return Method("fednest-weights", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
-
-
-def _weighted_fedinn(
-    fed: Federation, theta: Tensor, w: Tensor, local: LocalSteps, anchor: int | str, draw: Draw
-) -> Tensor:
-    q = fed.mean(gradient, theta, weights=w, draw=draw.phase("anchor"), batch=anchor)
-    return stepped(fed, corrected_steps, (theta, q), local, draw, weights=w)
 
 
 @work("fednest-weights/corrected-steps", update=moved_from(0))

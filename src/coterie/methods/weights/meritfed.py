@@ -114,7 +114,7 @@ def meritfed(
         active = s.w[ids].sum()
         w = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
-        if solver == "mirror" and not (whole and fed.target == "server" and getattr(fed.task, "quadratic", False)):
+        if solver == "mirror" and not (whole and fed.target == "server" and fed.task.quadratic):
             slope = first_order(ask, s.x, G, step=step)
         else:  # for a quadratic loss at the server the model is exact, and exchanges cost nothing
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)

@@ -49,7 +49,7 @@ def with_attackers(
 
 def _flipped(problem: Weighting, honest: int) -> Stack:
     """The training rows with the attackers' labels reversed."""
-    classes = getattr(problem.task, "classes", None)
+    classes = problem.task.classes
     if classes is None:
         raise UsageError("problem.attack = label-flip needs classes to confuse, and this problem has none.")
     *others, labels = problem.train.columns

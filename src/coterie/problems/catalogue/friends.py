@@ -87,8 +87,7 @@ def friends(
         "cross_entropy",
         test=tested,
         friends=friends,
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
         **own,
     )
     return with_attackers(problem, attack, attackers, strength, attack_from)

@@ -131,7 +131,8 @@ def groups(
     _check_rotation(setting, source)
     draw = Draw.of(context.seed).phase("groups")
     home, away = _pools(source, plan, draw.phase("test part"))
-    view = _View(source.scale(torch.cat(home.rows)), plan.relabelled(source.classes), setting, _turn(draw))
+    turn = 1 if bool(draw.phase("turn").bernoulli(0.5)) else -1  # a quarter, in a direction drawn once
+    view = _View(source.scale(torch.cat(home.rows)), plan.relabelled(source.classes), setting, turn)
 
     def rows(pool: _Pool, group: Group, count: int, at: Draw) -> tuple[Tensor, Tensor]:
         return view(pool.examples, pool.sample(at, plan.shares(group), count), group)
@@ -140,7 +141,7 @@ def groups(
     valid = aside.sample(draw.phase("validation"), plan.shares(target), validation or plan.validation)
     tested = rows(away, target, test or plan.test, draw.phase("test"))
     home = home.without(torch.cat(aside.rows) if everyone else valid)
-    nodes = _nodes(few, clients, target)
+    nodes = [*range(clients)] if target == "minority" else [*range(few, clients), *range(few)]  # its group comes first
     kinds: list[Group] = ["minority" if node < few else "majority" for node in nodes]
     owners = list(zip(nodes, kinds, strict=True))
     own: dict[str, Any] = {}
@@ -159,8 +160,7 @@ def groups(
         "cross_entropy",
         test=tested,
         friends=few if target == "minority" else clients - few,
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
         **own,
     )
     return with_attackers(problem, attack, attackers, strength, attack_from)
@@ -234,17 +234,6 @@ def _pool(examples: Examples, rows: Tensor, plan: GroupsPlan) -> _Pool:
     rows = rows.sort().values
     kinds = [torch.isin(examples.y[rows], torch.tensor(members)) for members in plan.merged]
     return _Pool(examples, tuple(rows[kind] for kind in kinds), plan.merged)
-
-
-def _nodes(few: int, clients: int, target: Group) -> list[int]:
-    """The paper's nodes, of which the first few are the minority, with the target's group first."""
-    nodes = list(range(clients))
-    return nodes if target == "minority" else nodes[few:] + nodes[:few]
-
-
-def _turn(draw: Draw) -> int:
-    """A quarter turn, in a direction drawn once."""
-    return 1 if bool(draw.phase("turn").bernoulli(0.5)) else -1
 
 
 def _check_groups(few: int, clients: int, target: Group) -> None:

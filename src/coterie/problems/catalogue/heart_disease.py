@@ -42,7 +42,7 @@ def heart_disease(
     width = tuple(hospitals[0].train.x.shape[1:])
     return of_holders(
         context,
-        [(hospital.train, hospital.test) for hospital in hospitals],
+        hospitals,
         FlatModel(build(model, width, 2, context.seed)),
         target=HOSPITALS.index(target),
         validation=validation,

@@ -1,5 +1,6 @@
 """Clients that are real holders of data: each has training and test rows of its own, and may be a target."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
-from coterie.problems.data.examples import Examples
+from coterie.problems.data.examples import Holder
 from coterie.problems.data.partition import split
 from coterie.problems.models import FlatModel
 from coterie.problems.weighting import Weighting, weighting
@@ -15,7 +16,7 @@ from coterie.problems.weighting import Weighting, weighting
 
 def of_holders(
     context: Context,
-    parts: list[tuple[Examples, Examples]],
+    holders: Sequence[Holder],
     model: FlatModel,
     *,
     target: int,
@@ -27,18 +28,18 @@ def of_holders(
 
     Args:
         context: seed, numbers and device.
-        parts: training and test rows by holder.
+        holders: names, training and test rows.
         model: the model.
         target: the number of the holder whose model is wanted.
         validation: the share of every holder's training rows that is set aside for validation; without any there is no
             target.
         draw: the randomness.
-        more: further fields of the problem.
+        more: further fields of the problem; names, if not those of the holders.
     """
-    if target >= len(parts):
-        raise UsageError(f"problem.target is {target}, but there are holders 0 … {len(parts) - 1} only.")
+    if target >= len(holders):
+        raise UsageError(f"problem.target is {target}, but there are holders 0 … {len(holders) - 1} only.")
     train, valid = [], []
-    for k, (mine, _) in enumerate(parts):
+    for k, (_, mine, _) in enumerate(holders):
         learn = torch.arange(len(mine.y))
         if validation > 0.0:
             held_out, learn = split(learn, validation, draw.phase("validation").client(k))
@@ -49,10 +50,9 @@ def of_holders(
         valid[target] if valid else None,
         model,
         "cross_entropy",
-        test=tuple(parts[target][1]),
-        tests=[tuple(test) for _, test in parts],
-        dtype=context.dtype,
-        device=context.device,
+        test=tuple(holders[target].test),
+        tests=[tuple(holder.test) for holder in holders],
+        **context.tensor_options,
         valid=valid or None,
-        **more,
+        **{"names": tuple(holder.name for holder in holders), **more},
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, accuracies, deal, dense, draws, source
+from coterie.problems.data.dealt import Data, Partition, Split, deal, dense, draws, measured, source
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
 from coterie.problems.tasks.variables import Bound
@@ -69,19 +69,19 @@ def hyper_representation(
     dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.5, draw)
     net = dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)
     backbone, head = net[:-1], net[-1]
-    tested = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
     valid = [torch.cat(column) for column in zip(*dealt.valid, strict=True)]
-    judged = valid[0].to(context.device, context.dtype), valid[1].to(context.device)
+    (x_test, y_test), (x_valid, y_valid) = (
+        (x.to(context.device, context.dtype), y.to(context.device)) for x, y in (dealt.test, valid)
+    )
 
     def measures(view: View) -> dict[str, float]:
         y = problem.task.y(problem.inner_start if view.inner is None else view.inner)
         with torch.no_grad():
-            outputs, seen = (y(problem.task.x(view.model)(inputs)) for inputs, _ in (tested, judged))
+            outputs, seen = (y(problem.task.x(view.model)(inputs)) for inputs in (x_test, x_valid))
             return {
-                **accuracies(outputs, tested[1]),
-                "test_loss": float(F.cross_entropy(outputs, tested[1])),
-                "validation_loss": float(F.cross_entropy(seen, judged[1])),
-                "validation_accuracy": float((seen.argmax(1) == judged[1]).cpu().double().mean()),
+                **measured(outputs, y_test),
+                "validation_loss": float(F.cross_entropy(seen, y_valid)),
+                "validation_accuracy": float((seen.argmax(1) == y_valid).cpu().double().mean()),
             }
 
     problem = Nested(HeadLoss(ridge), HeadLoss()).on(
@@ -90,7 +90,6 @@ def hyper_representation(
         x=backbone,
         y=nn.Sequential(head),
         measures=measures,
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
     )
     return problem

@@ -4,7 +4,7 @@ Every user is a client with training and test rows of its own, of unequal size. 
 every user's training rows is set aside for validation. Files are read in LEAF's format (problems/data/leaf.py).
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -14,7 +14,7 @@ from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.catalogue.holders import of_holders
-from coterie.problems.data.leaf import LETTERS, Reader, User, characters, leaf_folder, next_letters, read_leaf
+from coterie.problems.data.leaf import LETTERS, Reader, characters, leaf_folder, next_letters, read_leaf
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting
 from coterie.settings import Count, Name
@@ -43,17 +43,8 @@ def femnist(
     Example:
         `coterie run --problem femnist --set problem.folder=leaf/data/femnist/data --set problem.clients=20`
     """
-    users, note = _users("femnist", folder, clients, characters, context)
-    return of_holders(
-        context,
-        [(user.train, user.test) for user in users],
-        FlatModel(build(model, (1, 28, 28), 62, context.seed)),
-        target=target,
-        validation=validation,
-        draw=Draw.of(context.seed).phase("femnist"),
-        names=tuple(user.name for user in users),
-        notes=(note,),
-    )
+    net = build(model, (1, 28, 28), 62, context.seed)
+    return _of_users(context, "femnist", folder, characters, clients, net, target=target, validation=validation)
 
 
 def shakespeare(
@@ -79,20 +70,10 @@ def shakespeare(
     Example:
         `coterie run --problem shakespeare --set problem.folder=leaf/data/shakespeare/data --set problem.clients=20`
     """
-    users, note = _users("shakespeare", folder, clients, next_letters, context)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(context.seed)
         net = NextLetter(hidden, layers)
-    return of_holders(
-        context,
-        [(user.train, user.test) for user in users],
-        FlatModel(net),
-        target=target,
-        validation=validation,
-        draw=Draw.of(context.seed).phase("shakespeare"),
-        names=tuple(user.name for user in users),
-        notes=(note,),
-    )
+    return _of_users(context, "shakespeare", folder, next_letters, clients, net, target=target, validation=validation)
 
 
 class NextLetter(nn.Module):
@@ -109,15 +90,15 @@ class NextLetter(nn.Module):
         return self.score(self.read(self.embed(text))[0][:, -1])
 
 
-def _users(
-    name: str, folder: str | None, clients: int | None, reader: Reader, context: Context
-) -> tuple[list[User], str]:
-    """The users that take part, and a note that names the files."""
-    where = leaf_folder(name, folder)
+def _of_users(
+    context: Context, name: str, folder: str | None, reader: Reader, clients: int | None, net: nn.Module, **more: Any
+) -> Weighting:
+    """The problem of the users that are drawn, with a note that names the files."""
+    draw, where = Draw.of(context.seed).phase(name), leaf_folder(name, folder)
     found = read_leaf(where, reader)
     users = [user for user in found.users if len(user.train.y) > 1]
     if clients is not None and clients > len(users):
         raise UsageError(f"problem.clients is {clients}, but {where} has {len(users)} users with rows; lower it.")
-    chosen = Draw.of(context.seed).phase(name).phase("users").subset(len(users), clients or len(users))
+    chosen = [users[k] for k in draw.phase("users").subset(len(users), clients or len(users)).tolist()]
     note = f"{name}: {len(chosen)} of {len(users)} users of {where}; sha256 of its files {found.digest}"
-    return [users[k] for k in chosen.tolist()], note
+    return of_holders(context, chosen, FlatModel(net), draw=draw, notes=(note,), **more)

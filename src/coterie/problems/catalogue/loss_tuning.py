@@ -8,6 +8,7 @@ f weighs a row of class c by 1/(C π_c), π_c the share of class c in all rows: 
 then the mean of the class means. (Normalised within each client, a client without rare classes would count too much.)
 """
 
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, accuracies, deal, dense, draws, source
+from coterie.problems.data.dealt import Data, Partition, Split, deal, dense, draws, measured, source
 from coterie.problems.data.examples import Examples as Images
 from coterie.problems.data.partition import long_tail
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
@@ -26,29 +27,17 @@ from coterie.problems.tasks.variables import Bound
 from coterie.settings import Count, NonNegative, Positive
 
 
-class VSLoss:
-    """g: cross-entropy on σ(δ)·logits + ι, plus ½ ridge ‖y‖²."""
-
-    def __init__(self, ridge: float) -> None:
-        self.ridge = ridge
-
-    def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
-        """The mean over a batch."""
-        logits = torch.sigmoid(x["delta"]) * y(batch.inputs) + x["iota"]
-        losses = F.cross_entropy(logits, batch.labels, reduction="none")
-        return batch_mean(losses, batch) + 0.5 * self.ridge * y.flat.square().sum()
+def vs_loss(ridge: float, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
+    """g: cross-entropy on σ(δ)·logits + ι, plus ½ ridge ‖y‖²; the mean over a batch."""
+    logits = torch.sigmoid(x["delta"]) * y(batch.inputs) + x["iota"]
+    losses = F.cross_entropy(logits, batch.labels, reduction="none")
+    return batch_mean(losses, batch) + 0.5 * ridge * y.flat.square().sum()
 
 
-class BalancedLoss:
-    """f: cross-entropy of the plain logits, rows weighted by class."""
-
-    def __init__(self, weights: Tensor) -> None:
-        self.weights = weights
-
-    def __call__(self, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
-        """The mean over a batch."""
-        losses = F.cross_entropy(y(batch.inputs), batch.labels, reduction="none")
-        return batch_mean(self.weights[batch.labels] * losses, batch)
+def balanced_loss(weights: Tensor, x: dict[str, Tensor], y: Bound, batch: Batch) -> Tensor:
+    """f: cross-entropy of the plain logits, rows weighted by class; the mean over a batch."""
+    losses = F.cross_entropy(y(batch.inputs), batch.labels, reduction="none")
+    return batch_mean(weights[batch.labels] * losses, batch)
 
 
 def loss_tuning(
@@ -96,15 +85,14 @@ def loss_tuning(
     def measures(view: View) -> dict[str, float]:
         with torch.no_grad():
             outputs = problem.task.y(problem.inner_start if view.inner is None else view.inner)(x_test)
-            return {**accuracies(outputs, y_test), "test_loss": float(F.cross_entropy(outputs, y_test))}
+            return measured(outputs, y_test)
 
-    problem = Nested(VSLoss(ridge), BalancedLoss(weights)).on(
+    problem = Nested(partial(vs_loss, ridge), partial(balanced_loss, weights)).on(
         dealt.train,
         dealt.valid,
         x={"delta": torch.zeros(10), "iota": torch.zeros(10)},
         y=dense([*hidden, 10], tuple(images.x.shape[1:]), context.seed),
         measures=measures,
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
     )
     return problem

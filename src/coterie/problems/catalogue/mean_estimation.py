@@ -9,9 +9,9 @@ What is known: the optimum 0, the excess L_0(x) − min L_0 = ‖x‖²/d, and t
 error of the pooled mean, E‖Σ_k w_k ξ̄_k‖² = Σ_k w_k² d/n + ‖Σ_k w_k m_k‖² with m_k = 0, μ1 or e: equal within a group.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from coterie.federation import Batch, Rows, Shard, pack
 from coterie.numerics import Draw
-from coterie.problems.base import Context, View
+from coterie.problems.base import Context, Task, View
 from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_attackers
 from coterie.problems.models import FlatModel
 from coterie.problems.weighting import Weighting
@@ -39,12 +39,10 @@ class Location(nn.Module):
 
 
 @dataclass(frozen=True)
-class MeanTask:
+class MeanTask(Task):
     """The oracles of L(x) = E ‖x − ξ‖²/d, in closed form: ∇L(x) = 2(x − ξ̄)/d, ∇²L = 2I/d."""
 
     model: FlatModel
-    mixes_rows: bool = False
-    offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
     quadratic: bool = True
 
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
@@ -59,25 +57,9 @@ class MeanTask:
         """∇²L v, the same everywhere."""
         return 2.0 / len(theta) * v
 
-    def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
-        """L(x) over all rows."""
-        return self.loss(theta, rows.all())
-
-    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
-        """∇L(x) over all rows."""
-        return self.gradient(theta, rows.all())
-
-    def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
-        """∇²L v."""
-        return self.hvp(theta, v, rows.all())
-
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes of all rows, twice."""
         return 2 * capacity * self.model.size * self.model.start.element_size()
-
-    def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
-        """L(x)."""
-        return {f"{prefix}_loss": float(self.full_loss(theta, rows))}
 
 
 def _mean(values: Tensor, batch: Batch) -> Tensor:
@@ -174,10 +156,10 @@ def mean_estimation(
     rows = noise + means.repeat_interleave(sizes, dim=0)[:, None]
     held_out = draw.phase("validation").normal(validation, dimension, dtype=wide)
 
-    place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
-    model = FlatModel(Location(torch.full((dimension,), dimension**-0.5))).to(**place)
+    options = context.tensor_options
+    model = FlatModel(Location(torch.full((dimension,), dimension**-0.5))).to(**options)
     task = MeanTask(model)
-    train, goal = pack([*rows]).to(**place), pack([held_out], who="target").to(**place)
+    train, goal = pack([*rows]).to(**options), pack([held_out], who="target").to(**options)
     exact = TrueMean(sizes, means, samples)
     problem = Weighting(
         task,

@@ -12,7 +12,7 @@ from torch.func import grad
 
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, accuracies, deal, dense, draws, source
+from coterie.problems.data.dealt import Data, Partition, Split, deal, dense, draws, measured, source
 from coterie.problems.models import FlatModel
 from coterie.problems.nested import Compositional, NestedProblem, batch_mean
 from coterie.settings import Count, Positive
@@ -61,15 +61,14 @@ def meta_learning(
     draw = draws(context, "meta-learning")
     images, held_out = source(data, test, draw.phase("test"))
     dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.5, draw)
-    model = FlatModel(dense([hidden, 10], tuple(images.x.shape[1:]), context.seed))
-    model = model.to(dtype=context.dtype, device=context.device)
+    model = FlatModel(dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)).to(**context.tensor_options)
     adapted = Adapted(model, adaptation)
     x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
 
     def measures(view: View) -> dict[str, float]:
         with torch.no_grad():
             outputs = model(view.model if view.inner is None else view.inner, x_test)
-            return {**accuracies(outputs, y_test), "test_loss": float(F.cross_entropy(outputs, y_test))}
+            return measured(outputs, y_test)
 
     return Compositional(adapted, adapted.loss).on(
         dealt.train,
@@ -77,6 +76,5 @@ def meta_learning(
         x=model.start,
         y=model.start,
         measures=measures,
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
     )

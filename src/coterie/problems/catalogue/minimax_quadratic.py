@@ -94,6 +94,5 @@ def minimax_quadratic(
         y=torch.ones(dimension),
         measures=lambda view: {},
         exact=saddle,
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
     )

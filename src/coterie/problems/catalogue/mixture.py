@@ -143,8 +143,7 @@ def mixture(
         "cross_entropy",
         test=(source.test.x, source.test.y),
         friends=friends,
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
     )
     return with_attackers(_with_own_rows(problem, source.block), attack, attackers, strength, attack_from)
 
@@ -162,11 +161,10 @@ def _dealt(source: Source, share: float, clients: int, friends: int, rows: int, 
     """Row numbers by client; no row is dealt twice."""
     labels = source.train.y
     home, near, *far = (
-        _deck(labels, some, draw.step(i)) for i, some in enumerate((source.home, source.near, *source.far))
+        _deck(labels, classes, draw.step(i)) for i, classes in enumerate((source.home, source.near, *source.far))
     )
     mixed = round(share * rows)
-    parts = [_take(home, rows)]
-    parts += [_take(home, mixed) + _take(near, rows - mixed) for _ in range(friends - 1)]
+    parts = [_take(home, rows), *(_take(home, mixed) + _take(near, rows - mixed) for _ in range(friends - 1))]
     turns = cycle(far)
     for _ in range(clients - friends):
         mine = next(filter(None, (_take(deck, rows) for deck in islice(turns, len(far)))), [])
@@ -197,11 +195,7 @@ def _of(labels: Tensor, classes: tuple[int, ...]) -> Tensor:
 
 def _images(data: str, model: str, validation: int, draw: Draw, context: Context) -> Source:
     found = load(data)
-    train, test = found.train, found.test
-    if test is None:
-        order = draw.phase("test part").permutation(len(train.y))
-        half = len(order) // 2
-        train, test = (Examples(train.x[some], train.y[some]) for some in (order[half:], order[:half]))
+    train, test = found.parts(len(found.train.y) // 2, draw.phase("test part"))
     scale = found.scale()
     x = scale(train.x)
     mean, width = (of(x, (0, 2, 3), keepdim=True)[0] for of in (torch.mean, torch.std))
@@ -242,10 +236,8 @@ def _comments(tuning: Tuning, model: str, validation: int, draw: Draw, context: 
     parts = (found.train, found.dev, found.test)
     texts = [text for part in parts for text in part.texts]
     x = encoder.tokenize(texts, tokens) if trained else encoder.embed(texts, tokens)
-    train, dev, test = (
-        Examples(some, part.y)
-        for some, part in zip(torch.split(x, [len(part.y) for part in parts]), parts, strict=True)
-    )
+    inputs = torch.split(x, [len(part.y) for part in parts])
+    train, dev, test = (Examples(rows, part.y) for rows, part in zip(inputs, parts, strict=True))
     head = build(model, (encoder.width,), len(found.emotions), context.seed)
     chosen = _first_of_each(dev.y, home, validation, draw.phase("validation"))
     tested = _of(test.y, home)

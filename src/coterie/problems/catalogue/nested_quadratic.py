@@ -7,7 +7,7 @@ Clients differ in everything. A client's train shard is one row (H_i, C_i, c_i),
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -127,7 +127,6 @@ def nested_quadratic(
 
 def quadratic_problem(form: NestedForm, context: Context) -> NestedProblem:
     """The problem of a closed form, started at zero."""
-    place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
     m = len(form.H)
     return Nested(inner_quadratic, outer_quadratic).on(
         [(form.H[i : i + 1], form.C[i : i + 1], form.c[i : i + 1]) for i in range(m)],
@@ -136,5 +135,5 @@ def quadratic_problem(form: NestedForm, context: Context) -> NestedProblem:
         y=torch.zeros(form.c.shape[1]),
         measures=lambda view: {},
         exact=form,
-        **place,
+        **context.tensor_options,
     )

@@ -8,7 +8,7 @@ MNIST and Fashion-MNIST: LeNet-5, 5000 rows per noisy client, the published test
 small perceptron, 120 rows per noisy client, and `test` rows set apart.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +17,6 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
-from coterie.problems.data.examples import DataSet, Examples
 from coterie.problems.data.load import load
 from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
@@ -25,20 +24,6 @@ from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive
 
 CLEAN = ((0, 1, 2, 3, 4), (5, 6, 7), (8, 9))
-
-
-class NoisyClientsPlan(NamedTuple):
-    """Model and rows of a noisy client, by data set."""
-
-    model: str
-    noisy_rows: int
-
-
-PLANS = {
-    "digits": NoisyClientsPlan("mlp", 120),
-    "mnist": NoisyClientsPlan("lenet5", 5000),
-    "fashion-mnist": NoisyClientsPlan("lenet5", 5000),
-}
 
 
 def noisy_clients(
@@ -65,9 +50,10 @@ def noisy_clients(
         >>> problem.clients, problem.best_weights.tolist()
         (5, [0.5, 0.3, 0.2, 0.0, 0.0])
     """
-    plan, source = PLANS[data], load(data)
+    source = load(data)
+    usual_model, usual_rows = ("mlp", 120) if data == "digits" else ("lenet5", 5000)
     draw = Draw.of(context.seed).phase("noisy-clients")
-    train, held_out = _parts(source, test, draw.phase("test part"))
+    train, held_out = source.parts(test, draw.phase("test part"))
     scale = source.scale()
     order = draw.phase("order").permutation(len(train.y))
     valid = torch.cat([_first(order, train.y, c, per_class) for c in range(source.classes)])
@@ -77,7 +63,7 @@ def noisy_clients(
     for classes in CLEAN:
         rows = rest[torch.isin(train.y[rest], torch.tensor(classes))]
         shards.append((scale(train.x[rows]), train.y[rows]))
-    each = min(noisy_rows or plan.noisy_rows, len(rest))
+    each = min(noisy_rows or usual_rows, len(rest))
     for k in range(len(CLEAN), clients):
         mine = draw.phase("noisy").client(k)
         rows = rest[mine.phase("rows").permutation(len(rest))[:each]]
@@ -88,25 +74,13 @@ def noisy_clients(
     return weighting(
         thinned(shards, skew, draw.phase("skew")),
         (scale(train.x[valid]), train.y[valid]),
-        FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
+        FlatModel(build(model or usual_model, source.shape, source.classes, context.seed)),
         "cross_entropy",
         test=(scale(held_out.x), held_out.y),
         friends=len(CLEAN),
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
         best_weights=best,
     )
-
-
-def _parts(source: DataSet, test: int, draw: Draw) -> tuple[Examples, Examples]:
-    """Training and test rows as published, or so many rows set apart where there is one part only."""
-    if source.test is not None:
-        return source.train, source.test
-    x, y = source.train
-    if test >= len(y):
-        raise UsageError(f"{source.name} has {len(y)} rows; problem.test = {test} leaves none to train on. Lower it.")
-    order = draw.permutation(len(y))
-    return Examples(x[order[test:]], y[order[test:]]), Examples(x[order[:test]], y[order[:test]])
 
 
 def _first(order: Tensor, labels: Tensor, c: int, count: int) -> Tensor:

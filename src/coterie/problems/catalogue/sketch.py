@@ -49,6 +49,5 @@ def sketch(
         FlatModel(build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed)),
         "cross_entropy",
         test=(x_test, held_out.y),
-        dtype=context.dtype,
-        device=context.device,
+        **context.tensor_options,
     )

@@ -21,7 +21,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
-from coterie.problems.data.dealt import source
+from coterie.problems.data.dealt import Split, source
 from coterie.problems.data.partition import partition as deal_out
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.submodel import Anatomy, anatomy
@@ -86,14 +86,6 @@ class SubmodelsPlan(NamedTuple):
     public: int
 
 
-PLANS = {
-    "digits": SubmodelsPlan(20, 16, 200),
-    "mnist": SubmodelsPlan(100, 32, 2000),
-    "fashion-mnist": SubmodelsPlan(100, 32, 2000),
-    "cifar10": SubmodelsPlan(100, 32, 2000),
-}
-
-
 def submodels(
     context: Context,
     *,
@@ -130,7 +122,7 @@ def submodels(
         >>> [size.share for size in problem.sizes]
         [1.0, 0.5]
     """
-    plan = PLANS[data]
+    plan = SubmodelsPlan(20, 16, 200) if data == "digits" else SubmodelsPlan(100, 32, 2000)
     clients = clients or plan.clients
     draw = Draw.of(context.seed).phase("submodels")
     (x, y), held_out = source(data, test, draw.phase("test part"))
@@ -149,17 +141,16 @@ def submodels(
     wide = width or (plan.width if model.startswith("small-cnn") else None)
     net = build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed, wide)
     cut = anatomy(net, tuple(x.shape[1:]))
-    place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
     problem = weighting(
         [(x[mine], y[mine]) for mine in dealt],
         None,
         FlatModel(net),
         "cross_entropy",
         test=(x_test[tested], held_out.y[tested]),
-        **place,
+        **context.tensor_options,
     )
     loss = among_present if masked else cross_entropy
-    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], place)
+    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], context.tensor_options)
     levels = draw.phase("capacity").client(torch.arange(clients)).integers(len(shares)).to(context.device)
     known = {f.name: getattr(problem, f.name) for f in fields(Weighting)}
     return SubModels(**{**known, "task": task}, levels=levels)
@@ -178,23 +169,23 @@ def _task(
     loss: RowLoss,
     scalers: bool,
     public: Tensor,
-    place: dict[str, Any],
+    options: dict[str, Any],
 ) -> SubModelTask:
     """The oracles of the whole network and of those cut out of it."""
 
     def smaller(scaled: bool) -> tuple[Supervised, ...]:
-        nets = (FlatModel(cut.carved(share, scaled=scaled)).to(**place) for share in shares)
+        nets = (FlatModel(cut.carved(share, scaled=scaled)).to(**options) for share in shares)
         return tuple(Supervised(net, loss, classes=whole.classes) for net in nets)
 
     plain = smaller(False)
     known = {f.name: getattr(whole, f.name) for f in fields(Supervised)} | {"loss_by_row": loss}
     return SubModelTask(
         **known,
-        anatomy=cut.to(place["device"]),
+        anatomy=cut.to(options["device"]),
         shares=shares,
         plain=plain,
         scaled=smaller(True) if scalers else plain,
-        public=whole.model.prepare(public.to(**place)),
+        public=whole.model.prepare(public.to(**options)),
     )
 
 
@@ -203,14 +194,6 @@ def _shares(capacities: list[float] | None) -> tuple[float, ...]:
     if capacities is not None and not capacities:
         raise UsageError("problem.capacities is empty; name at least one share, for example [1.0, 0.5].")
     return SHARES if capacities is None else tuple(sorted(set(capacities), reverse=True))
-
-
-class Split(NamedTuple):
-    """How images are dealt: the partition, its classes per client, its α."""
-
-    partition: str
-    classes: int
-    alpha: float
 
 
 def _dealt(labels: Tensor, clients: int, split_by: Split, rows: int | None, draw: Draw) -> list[Tensor]:

@@ -11,8 +11,8 @@ looks, so `batch = 1` has the paper's noise and two batches have independent noi
 over all rows, "all", is exact. Methods need not know.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.func import vmap
 
 from coterie.federation import Batch, Rows, Shard, pack
 from coterie.numerics import Draw, project_simplex
-from coterie.problems.base import Context, Curvature, View
+from coterie.problems.base import Context, Curvature, Task, View
 from coterie.problems.models import FlatModel
 from coterie.problems.weighting import Weighting
 from coterie.settings import Count, NonNegative
@@ -33,8 +33,7 @@ NEWTON_STEPS = 12
 HALVINGS = 12
 
 
-@dataclass(frozen=True)
-class Cosines:
+class Cosines(NamedTuple):
     """The functions f_0 … f_{n−1}, with Q = AᵀA, c = AᵀB and e = ½‖B‖²."""
 
     Q: Tensor  # [n, d, d]
@@ -45,11 +44,7 @@ class Cosines:
 
     def pick(self, i: Any) -> "Cosines":
         """Some of the functions, or one."""
-        return Cosines(self.Q[i], self.c[i], self.e[i], self.a[i], self.b[i])
-
-    def to(self, place: Any) -> "Cosines":
-        """The same for other numbers or another device."""
-        return Cosines(*(t.to(**place) for t in (self.Q, self.c, self.e, self.a, self.b)))
+        return Cosines(*(tensor[i] for tensor in self))
 
     def value(self, theta: Tensor) -> Tensor:
         """f_i(θ) for each function."""
@@ -70,7 +65,7 @@ class Cosines:
 
 
 @dataclass(frozen=True)
-class CosineTask:
+class CosineTask(Task):
     """The oracles. A row is (whose function, which look); see the module's text for the noise."""
 
     functions: Cosines
@@ -78,8 +73,6 @@ class CosineTask:
     nu: Tensor  # [PAIRS], noise of losses
     epsilon: Tensor  # [PAIRS, d], of gradients
     E: Tensor  # [PAIRS, d, d], of Hessians
-    mixes_rows: bool = False
-    offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
 
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """f_i(θ) + ν."""
@@ -95,29 +88,25 @@ class CosineTask:
 
     def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
         """f_i(θ)."""
-        return self._function(_one(rows)).value(theta)
+        return self._function(_first_row(rows)).value(theta)
 
     def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
         """∇f_i(θ)."""
-        return self._function(_one(rows)).gradient(theta)
+        return self._function(_first_row(rows)).gradient(theta)
 
     def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """∇²f_i(θ) v."""
-        return self._function(_one(rows)).hvp(theta, v)
+        return self._function(_first_row(rows)).hvp(theta, v)
 
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes of a few d × d matrices."""
         return 8 * self.E[0].numel() * self.E.element_size()
 
-    def measure(self, theta: Tensor, rows: Rows, prefix: str) -> dict[str, float]:
-        """f_i(θ)."""
-        return {f"{prefix}_loss": float(self.full_loss(theta, rows))}
-
     def _function(self, batch: Batch) -> Cosines:
         return self.functions.pick(batch.columns[0][0])
 
 
-def _one(rows: Rows) -> Batch:
+def _first_row(rows: Rows) -> Batch:
     return rows.take(torch.zeros(1, dtype=torch.int64, device=rows.offset.device))
 
 
@@ -204,21 +193,21 @@ def toy_cosine(
     """
     draw = Draw.of(context.seed).phase("toy-cosine")
     functions = strongly_convex(clients + 1, dimension, rows, draw)
-    place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
+    options = context.tensor_options
     net = nn.Linear(dimension, 1, bias=False)
     nn.init.zeros_(net.weight)
-    model = FlatModel(net).to(**place)
+    model = FlatModel(net).to(**options)
     E = draw.phase("E").normal(PAIRS, dimension, dimension, dtype=torch.float64)
     task = CosineTask(
-        functions.to(place),
+        Cosines(*(tensor.to(**options) for tensor in functions)),
         model,
-        nu=(noise * draw.phase("nu").normal(PAIRS, dtype=torch.float64)).to(**place),
-        epsilon=(noise * draw.phase("epsilon").normal(PAIRS, dimension, dtype=torch.float64)).to(**place),
-        E=(noise * (E + E.mT) / 2**0.5).to(**place),
+        nu=(noise * draw.phase("nu").normal(PAIRS, dtype=torch.float64)).to(**options),
+        epsilon=(noise * draw.phase("epsilon").normal(PAIRS, dimension, dtype=torch.float64)).to(**options),
+        E=(noise * (E + E.mT) / 2**0.5).to(**options),
     )
     looks = torch.arange(2 * PAIRS)
     shards = [(torch.full_like(looks, i), looks) for i in range(clients + 1)]
-    train, goal = pack(shards[:-1]).to(**place), pack(shards[-1:], who="target").to(**place)
+    train, goal = pack(shards[:-1]).to(**options), pack(shards[-1:], who="target").to(**options)
     exact = ExactCosine(functions)
     target = Shard(task, None, goal.client(0))
     return Weighting(task, train, target, model.start, exact=exact, curvature=exact.curvature)
@@ -230,17 +219,12 @@ def strongly_convex(n: int, d: int, m: int, draw: Draw) -> Cosines:
     attempt = 0
     while any(f is None for f in found):
         for i in (i for i, f in enumerate(found) if f is None):
-            some = _candidates(d, m, draw.client(i).step(attempt))
-            fine = torch.linalg.eigvalsh(some.Q - some.a[:, :, None] * some.a[:, None, :])[:, 0] >= CONVEXITY
+            tried = _candidates(d, m, draw.client(i).step(attempt))
+            fine = torch.linalg.eigvalsh(tried.Q - tried.a[:, :, None] * tried.a[:, None, :])[:, 0] >= CONVEXITY
             if bool(fine.any()):
-                found[i] = some.pick(int(fine.nonzero()[0]))
+                found[i] = tried.pick(int(fine.nonzero()[0]))
         attempt += 1
-    chosen = [f for f in found if f is not None]
-    return Cosines(*(torch.stack(column) for column in zip(*(_parts(f) for f in chosen), strict=True)))
-
-
-def _parts(f: Cosines) -> tuple[Tensor, ...]:
-    return f.Q, f.c, f.e, f.a, f.b
+    return Cosines(*(torch.stack(column) for column in zip(*filter(None, found), strict=True)))
 
 
 def _candidates(d: int, m: int, draw: Draw) -> Cosines:

@@ -45,10 +45,9 @@ def fetch(name: str, folder: Path | None = None, progress: Progress | None = Non
 def _bring(entry: Known, wanted: list[File], goal: Path, progress: Progress | None) -> None:
     if wanted and entry.archive is not None:
         download_archive(entry.archive, wanted, goal, progress)
-    elif wanted:
-        for file in wanted:
-            download(file, goal, progress)
     for file in wanted:
+        if entry.archive is None:
+            download(file, goal, progress)
         _settle(file, goal)
 
 

@@ -4,9 +4,9 @@ from math import prod
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.examples import Examples as Images
@@ -28,19 +28,14 @@ class Dealt(NamedTuple):
 def source(data: str, test: int, draw: Draw) -> tuple[Images, Images]:
     """Train and test images in [0, 1]: the published parts, or so many rows set aside where there is one part only."""
     found = load(data)
-    scale, (x, y) = found.scale(), found.train
-    if found.test is not None:
-        return Images(scale(x), y), Images(scale(found.test.x), found.test.y)
-    if test >= len(y):
-        raise UsageError(f"{data} has {len(y)} rows; problem.test = {test} leaves none to train on. Lower it.")
-    order = draw.permutation(len(y))
-    return Images(scale(x[order[test:]]), y[order[test:]]), Images(scale(x[order[:test]]), y[order[:test]])
+    scale, (train, tested) = found.scale(), found.parts(test, draw)
+    return Images(scale(train.x), train.y), Images(scale(tested.x), tested.y)
 
 
 class Split(NamedTuple):
     """How images are dealt: the partition, its classes per client, its α."""
 
-    partition: Partition
+    partition: str
     classes: int
     alpha: float
 
@@ -50,16 +45,12 @@ def deal(images: Images, test: Images, clients: int, split_by: Split, share: flo
     mean, std = images.x.mean(), images.x.std()
     x = (images.x - mean) / std
     train, valid = [], []
-    for k, rows in enumerate(_parts(images, clients, split_by, draw)):
+    name, classes, alpha = split_by
+    for k, rows in enumerate(partition(name, images.y, clients, classes, draw.phase("partition"), alpha)):
         mine, held_out = split(rows, share, draw.phase("split").client(k))
         train.append((x[mine], images.y[mine]))
         valid.append((x[held_out], images.y[held_out]))
     return Dealt(train, valid, Images((test.x - mean) / std, test.y))
-
-
-def _parts(images: Images, clients: int, split_by: Split, draw: Draw) -> list[Tensor]:
-    name, classes, alpha = split_by
-    return partition(name, images.y, clients, classes, draw.phase("partition"), alpha)
 
 
 def dense(widths: list[int], shape: tuple[int, ...], seed: int) -> nn.Sequential:
@@ -73,12 +64,15 @@ def dense(widths: list[int], shape: tuple[int, ...], seed: int) -> nn.Sequential
         return nn.Sequential(*layers[:-1])
 
 
-def accuracies(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """`test_accuracy`, and `balanced_accuracy`: the mean over classes of the share recognised."""
-    labels = labels.cpu()
-    right = (outputs.argmax(1).cpu() == labels).double()
-    by_class = [right[labels == c].mean() for c in range(int(labels.max()) + 1) if bool((labels == c).any())]
-    return {"test_accuracy": float(right.mean()), "balanced_accuracy": float(torch.stack(by_class).mean())}
+def measured(outputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """`test_accuracy`, `balanced_accuracy` (the mean over classes of the share recognised) and `test_loss`."""
+    right = (outputs.argmax(1) == labels).cpu().double()
+    by_class = [right[labels.cpu() == c].mean() for c in sorted(set(labels.tolist()))]
+    return {
+        "test_accuracy": float(right.mean()),
+        "balanced_accuracy": float(torch.stack(by_class).mean()),
+        "test_loss": float(F.cross_entropy(outputs, labels)),
+    }
 
 
 def draws(context: Context, name: str) -> Draw:

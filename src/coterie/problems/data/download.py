@@ -4,9 +4,11 @@ import hashlib
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
+from shutil import copyfileobj
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -40,23 +42,20 @@ def fault(file: File, content: Iterable[bytes]) -> str | None:
 
 def download(file: File, folder: Path, progress: Progress | None) -> Path:
     """One file, from the first of its sources that has it unchanged; stored as it came, plain or gzipped."""
-    part = _fetched(file, folder, progress, blocks)
-    path = folder / (file.name + (".gz" if is_gzip(part) else ""))
-    os.replace(part, path)
+    with _fetched(file, folder, progress, blocks) as part:
+        path = folder / (file.name + (".gz" if is_gzip(part) else ""))
+        os.replace(part, path)
     return path
 
 
 def download_archive(archive: File, wanted: list[File], folder: Path, progress: Progress | None) -> None:
     """The wanted files, out of an archive that is not kept."""
-    part = _fetched(archive, folder, progress, raw_blocks)
     try:
-        with tarfile.open(part) as tar:
+        with _fetched(archive, folder, progress, raw_blocks) as part, tarfile.open(part) as tar:
             for file in wanted:
                 _extract(tar, file, folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise RunError(f"{archive.name} arrived whole but cannot be unpacked: {error}. Report this.") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _extract(tar: tarfile.TarFile, file: File, folder: Path) -> None:
@@ -67,42 +66,43 @@ def _extract(tar: tarfile.TarFile, file: File, folder: Path) -> None:
             f"the archive holds no {file.name}; the source has changed. Put the file into {folder} yourself."
         )
     path = folder / file.name
-    part = _part(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with _unverified(path) as part:
         with part.open("wb") as out:
-            while block := source.read(BLOCK):
-                out.write(block)
+            copyfileobj(source, out, BLOCK)
         wrong = fault(file, raw_blocks(part))
         if wrong is not None:
             raise RunError(f"{file.name} in the archive is not the published one: {wrong}.")
         os.replace(part, path)
+
+
+@contextmanager
+def _unverified(path: Path) -> Iterator[Path]:
+    """A name beside a place, so that the rename is atomic; what has not been renamed by the end is removed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
     finally:
         part.unlink(missing_ok=True)
 
 
-def _part(path: Path) -> Path:
-    """A name for what is not verified yet, beside its place so that the rename is atomic."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _fetched(file: File, folder: Path, progress: Progress | None, reader: Callable[[Path], Iterable[bytes]]) -> Path:
+@contextmanager
+def _fetched(
+    file: File, folder: Path, progress: Progress | None, reader: Callable[[Path], Iterable[bytes]]
+) -> Iterator[Path]:
     """A verified file under a temporary name; no source at all is an error that says what each of them said."""
-    part = _part(folder / file.name)
     failures = []
-    for url in file.urls:
-        try:
-            _receive(url, part, file, progress)
-            wrong = fault(file, reader(part))
-        except (_Undelivered, UsageError) as error:
-            wrong = str(error)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        if wrong is None:
-            return part
-        part.unlink(missing_ok=True)
-        failures.append(f"{url}: {wrong}")
+    with _unverified(folder / file.name) as part:
+        for url in file.urls:
+            try:
+                _receive(url, part, file, progress)
+                wrong = fault(file, reader(part))
+            except (_Undelivered, UsageError) as error:
+                wrong = str(error)
+            if wrong is None:
+                yield part
+                return
+            failures.append(f"{url}: {wrong}")
     raise RunError(
         f"{file.name} could not be fetched ({'; '.join(failures)}). Check the network (a proxy is taken from "
         f"$HTTPS_PROXY), or get the file elsewhere and put it into {folder}."

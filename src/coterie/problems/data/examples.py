@@ -6,12 +6,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from coterie.errors import UsageError
+from coterie.numerics import Draw
+
 
 class Examples(NamedTuple):
     """Inputs, a row each (images are [n, channels, height, width]), and their class numbers from 0."""
 
     x: Tensor
     y: Tensor
+
+
+class Holder(NamedTuple):
+    """A real holder of data, such as a hospital or a writer: its name, training rows and test rows."""
+
+    name: str
+    train: Examples
+    test: Examples
 
 
 class Scale(NamedTuple):
@@ -45,6 +56,16 @@ class DataSet:
     def holds_images(self) -> bool:
         """Whether an input is channels × height × width."""
         return len(self.shape) == 3
+
+    def parts(self, test: int, draw: Draw) -> tuple[Examples, Examples]:
+        """Training and test rows as published, or so many rows set aside where there is one part only."""
+        if self.test is not None:
+            return self.train, self.test
+        x, y = self.train
+        if test >= len(y):
+            raise UsageError(f"{self.name} has {len(y)} rows; problem.test = {test} leaves none to train on. Lower it.")
+        order = draw.permutation(len(y))
+        return Examples(x[order[test:]], y[order[test:]]), Examples(x[order[:test]], y[order[:test]])
 
     def scale(self, rows: Tensor | None = None) -> Scale:
         """To [0, 1], and measured columns to mean 0 and deviation 1 over these rows of train, or all of it."""

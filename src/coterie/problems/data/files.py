@@ -4,6 +4,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -41,15 +42,13 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def blocks(path: Path) -> Iterator[bytes]:
     """The content, a block at a time."""
     with opened(path) as file:
-        while block := file.read(BLOCK):
-            yield block
+        yield from iter(partial(file.read, BLOCK), b"")
 
 
 def raw_blocks(path: Path) -> Iterator[bytes]:
     """The file as it lies there, a block at a time."""
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            yield block
+        yield from iter(partial(file.read, BLOCK), b"")
 
 
 def content(path: Path) -> bytearray:

@@ -6,14 +6,12 @@ share of the sick; inputs are standardised by the hospital's own training rows (
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from sklearn.model_selection import train_test_split
-from torch import Tensor
 
-from coterie.problems.data.examples import Examples
+from coterie.problems.data.examples import Examples, Holder
 from coterie.problems.data.files import damaged, lines
 from coterie.problems.data.sets import locate
 
@@ -25,16 +23,11 @@ PLAIN = (0, 1, 3, 4, 5, 7, 8, 9)
 TINY = 1e-9
 
 
-class Hospital(NamedTuple):
-    """Training and test patients of one hospital, 13 standardised inputs each; label 1 is disease."""
+def heart_disease_hospitals() -> tuple[Holder, ...]:
+    """Cleveland (199 and 104 patients), Hungary (172, 89), Switzerland (30, 16) and Long Beach (85, 45).
 
-    name: str
-    train: Examples
-    test: Examples
-
-
-def heart_disease_hospitals() -> tuple[Hospital, ...]:
-    """Cleveland (199 and 104 patients), Hungary (172, 89), Switzerland (30, 16) and Long Beach (85, 45)."""
+    A patient has 13 standardised inputs; label 1 is disease.
+    """
     paths = locate("heart-disease")
     return tuple(prepared(name, read_patients(paths[f"processed.{name}.data"])) for name in HOSPITALS)
 
@@ -58,7 +51,7 @@ def read_patients(path: Path) -> np.ndarray:
     return np.array(rows)
 
 
-def prepared(name: str, patients: np.ndarray) -> Hospital:
+def prepared(name: str, patients: np.ndarray) -> Holder:
     """Indicators, the split and the scale."""
     y = (patients[:, -1] > 0).astype(np.int64)
     indicators = [patients[:, column] == level for column, levels in CATEGORIES for level in levels]
@@ -71,8 +64,5 @@ def prepared(name: str, patients: np.ndarray) -> Hospital:
     tested[torch.from_numpy(held_out)] = True
     mean, deviation = x[~tested].mean(0), x[~tested].std(0) + TINY
     x, labels = (x - mean) / deviation, torch.from_numpy(y)
-    return Hospital(name, _rows(x, labels, ~tested), _rows(x, labels, tested))
-
-
-def _rows(x: Tensor, y: Tensor, which: Tensor) -> Examples:
-    return Examples(x[which], y[which])
+    train, test = (Examples(x[rows], labels[rows]) for rows in (~tested, tested))
+    return Holder(name, train, test)

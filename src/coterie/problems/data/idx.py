@@ -14,17 +14,8 @@ from coterie.problems.data.sets import locate
 UNSIGNED_BYTES = 0x08
 
 
-def mnist() -> DataSet:
-    """60,000 and 10,000 digits, 28 × 28."""
-    return _images("mnist")
-
-
-def fashion_mnist() -> DataSet:
-    """60,000 and 10,000 clothes, 28 × 28."""
-    return _images("fashion-mnist")
-
-
-def _images(name: str) -> DataSet:
+def images(name: str) -> DataSet:
+    """60,000 and 10,000 digits (mnist) or clothes (fashion-mnist), 28 × 28."""
     paths = locate(name)
     train, test = (
         _part(paths[f"{stem}-images-idx3-ubyte"], paths[f"{stem}-labels-idx1-ubyte"]) for stem in ("train", "t10k")

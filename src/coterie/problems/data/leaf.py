@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from coterie.errors import UsageError
-from coterie.problems.data.examples import Examples
+from coterie.problems.data.examples import Examples, Holder
 from coterie.problems.data.files import content, damaged
 from coterie.problems.data.sets import VARIABLE, places
 
@@ -24,18 +24,10 @@ LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 Reader = Callable[[list[Any], list[Any]], Examples]
 
 
-class User(NamedTuple):
-    """One user's training and test rows."""
-
-    name: str
-    train: Examples
-    test: Examples
-
-
 class Leaf(NamedTuple):
     """All users that have training and test rows, in the order of their names, and the digest of the files."""
 
-    users: tuple[User, ...]
+    users: tuple[Holder, ...]
     digest: str
 
 
@@ -54,7 +46,7 @@ def read_leaf(folder: Path, reader: Reader) -> Leaf:
             f"no user of {folder} has training and test rows; make the files with LEAF's `preprocess.sh -t sample`, "
             "which splits the rows of every user."
         )
-    return Leaf(tuple(User(name, train[name], test[name]) for name in both), digest.hexdigest())
+    return Leaf(tuple(Holder(name, train[name], test[name]) for name in both), digest.hexdigest())
 
 
 def leaf_folder(name: str, given: str | None) -> Path:

@@ -128,18 +128,14 @@ def _filled(parts: list[Tensor], rows: int) -> list[Tensor]:
 
 
 SKEWED: dict[str, Callable[[Tensor, int, float, Draw], list[Tensor]]] = {"dirichlet": dirichlet, "quantity": quantity}
-PARTITIONS: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {
-    "iid": iid,
-    "shards": shards,
-    "classes": by_class,
-}
+EVEN: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {"iid": iid, "shards": shards, "classes": by_class}
 
 
 def partition(name: str, labels: Tensor, clients: int, classes: int, draw: Draw, alpha: float = 0.5) -> list[Tensor]:
     """The partition of that name.
 
     Args:
-        name: one of `PARTITIONS` or `SKEWED`.
+        name: one of `EVEN` or `SKEWED`.
         labels: the label of each row.
         clients: how many parts.
         classes: classes per client, for those that use it.
@@ -148,9 +144,9 @@ def partition(name: str, labels: Tensor, clients: int, classes: int, draw: Draw,
     """
     if name in SKEWED:
         return SKEWED[name](labels, clients, alpha, draw.phase(name))
-    if name not in PARTITIONS:
-        raise unknown("partition", name, [*PARTITIONS, *SKEWED])
-    return PARTITIONS[name](labels, clients, classes, draw.phase(name))
+    if name not in EVEN:
+        raise unknown("partition", name, [*EVEN, *SKEWED])
+    return EVEN[name](labels, clients, classes, draw.phase(name))
 
 
 def split(rows: Tensor, share: float, draw: Draw) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from platformdirs import user_cache_path
 from pydantic import TypeAdapter
 
-from coterie.errors import UsageError, unknown
+from coterie.errors import UsageError
+from coterie.settings import chosen
 
 VARIABLE = "COTERIE_DATA"
 
@@ -45,10 +46,7 @@ KNOWN = TypeAdapter(tuple[Known, ...]).validate_python([{"name": name, **table} 
 
 def known(name: str) -> Known:
     """The data set of that name; an unknown one is an error that lists the nearest."""
-    by_name = {entry.name: entry for entry in KNOWN}
-    if name not in by_name:
-        raise unknown("data set", name, by_name)
-    return by_name[name]
+    return chosen("data set", name, {entry.name: entry for entry in KNOWN})
 
 
 def places() -> list[Path]:

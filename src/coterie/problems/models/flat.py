@@ -7,8 +7,8 @@ parameters that need no gradient (a frozen encoder below an adapter), are consta
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from contextlib import ExitStack, contextmanager, nullcontext
+from copy import copy, deepcopy
 from types import MappingProxyType
 from typing import Any
 
@@ -78,17 +78,18 @@ class FlatModel:
         if probe is not None:
             rows = inputs if isinstance(inputs, Tensor) else inputs[0]
             with Masks(torch.arange(len(rows), device=rows.device)) as masks:
-                output = self._run(self.trainer, theta, inputs)
+                output = self.run(self.trainer, theta, inputs)
             self.dropout |= masks.drawn > 0
             self.attention |= masks.attention
             probe.append(output)
             return output
         if keys is None or not self.dropout:
-            return self._run(self._module, theta, inputs)
+            return self.run(self._module, theta, inputs)
         with Masks(keys):
-            return self._run(self.trainer, theta, inputs)
+            return self.run(self.trainer, theta, inputs)
 
-    def _run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
+    def run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
+        """The output at θ of the module, or of another form of it."""
         values = inputs if isinstance(inputs, tuple) else (inputs,)
         args, named = ((), dict(zip(self.names, values, strict=True))) if self.names else (values, {})
         with _differentiable_attention() if self.attention else nullcontext():
@@ -114,10 +115,13 @@ class FlatModel:
         """The modules that calls run: for training, and for evaluation."""
         return self.trainer, self._module
 
+    @property
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return (*self._module.parameters(), *self._module.buffers())
+
     def _skeleton(self) -> nn.Module:
         """A copy of the module with the same tensors."""
-        own = (*self._module.parameters(), *self._module.buffers())
-        return deepcopy(self._module, {id(tensor): tensor for tensor in own})
+        return deepcopy(self._module, {id(tensor): tensor for tensor in self._tensors})
 
     def prepare(self, inputs: Tensor) -> Tensor:
         """What the model makes of inputs whatever θ is, to be done once and for all; the model takes both forms."""
@@ -132,20 +136,22 @@ class FlatModel:
             nonlocal count
             count += output.numel() if isinstance(output, Tensor) else 0
 
-        hooks = [part.register_forward_hook(add) for part in self._module.modules()]
-        try:
-            with torch.no_grad():
-                self(self.start, inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as hooks, torch.no_grad():
+            for part in self._module.modules():
+                hooks.enter_context(part.register_forward_hook(add))
+            self(self.start, inputs)
         return count
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "FlatModel":
-        """The same model for other numbers or another device."""
-        self._trainer = None
-        moved = deepcopy(self)
-        moved._module = moved._module.to(device=device, dtype=dtype)
+        """The same model for other numbers or another device; tensors that stay as they are, are shared."""
+        moved = copy(self)
+        moved._trainer = None
+        # the skeleton's tensors are read only, and a call exchanges those of its own module alone
+        stays = all(
+            t.device == torch.device(device) and (t.dtype == dtype or not (t.is_floating_point() or t.is_complex()))
+            for t in self._tensors
+        )
+        moved._module = self._skeleton() if stays else deepcopy(self._module).to(device=device, dtype=dtype)
         moved.start = self.start.to(device=device, dtype=dtype)
         return moved
 
@@ -193,20 +199,16 @@ class FlatModel:
             theta: the parameters.
             buffers: running statistics of batch norm; without them it goes on to use those of the batch at hand.
         """
-        copy = deepcopy(self._module)
-        fill(copy, buffers)
-        copy.load_state_dict(self.state_dict(theta, buffers))
-        return copy
+        made = deepcopy(self._module)
+        fill(made, buffers)
+        made.load_state_dict(self.state_dict(theta, buffers))
+        return made
 
     def frozen_at(self, buffers: Buffers) -> nn.Module:
         """The module for evaluation whose batch norm, as far as statistics are known, uses these; for `run`."""
         skeleton = self._skeleton()
         fill(skeleton, buffers)
         return skeleton
-
-    def run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
-        """The output of another form of the module at θ."""
-        return self._run(module, theta, inputs)
 
 
 @contextmanager

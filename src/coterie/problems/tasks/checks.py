@@ -101,8 +101,7 @@ def _scalar(loss: Callable[..., Tensor], x: Tensor, y: Tensor, batch: Batch, nam
     try:
         value = loss(x, y, batch)
     except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else ""
-        raise UsageError(f"{name} fails on client {client}: {type(error).__name__}: {first}") from error
+        raise UsageError(f"{name} fails on client {client}: {gist(error)}") from error
     if not isinstance(value, Tensor):
         raise UsageError(f"{name} returned a {type(value).__name__} on client {client}, not a tensor. {DETACHED}")
     if value.dim() != 0:

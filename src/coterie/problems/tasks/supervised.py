@@ -4,21 +4,23 @@ A loss is given by row, so that padding rows count for nothing and means over un
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coterie.errors import UsageError, unknown
+from coterie.errors import UsageError
 from coterie.federation import Batch, Rows
 from coterie.federation.mapped import MappedColumn
 from coterie.numerics.compiled import Fused
 from coterie.numerics.control import transformed
 from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector
+from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
 from coterie.problems.models.flat import Inputs
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
+from coterie.settings import chosen
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,7 +58,7 @@ def _batch(operands: tuple[Tensor, ...]) -> Batch:
 
 
 @dataclass(frozen=True)
-class Supervised:
+class Supervised(Task):
     """Model and loss, with the derivatives that methods ask for. θ is flat."""
 
     model: FlatModel
@@ -64,37 +66,13 @@ class Supervised:
     l2: float = 0.0
     classes: int | None = None
     block: int = 4096
-    offers: frozenset[str] = field(default=frozenset({"gradient", "hvp"}))
     fused: FusedOracles | None = None
 
     @staticmethod
     def of(model: FlatModel, loss: str | RowLoss, *, l2: float = 0.0, classes: int | None = None) -> "Supervised":
         """A task by the loss's name, or with a loss of one's own (outputs, labels) → one number per row."""
-        if isinstance(loss, str):
-            if loss not in LOSSES:
-                raise unknown("loss", loss, LOSSES)
-            loss = LOSSES[loss]
-        return Supervised(model, loss, l2, classes)
-
-    @property
-    def mixes_rows(self) -> bool:
-        """Whether the output for a row depends on the other rows of its batch."""
-        return self.model.mixes_rows
-
-    @property
-    def vmaps(self) -> bool:
-        """Whether its derivatives can be taken for many clients, or at many points, at once."""
-        return self.model.vmaps
-
-    @property
-    def reason(self) -> str:
-        """Why not, where it cannot."""
-        return self.model.reason
-
-    @property
-    def dropout(self) -> bool:
-        """Whether the model drops units in training, so that batches need keys."""
-        return self.model.dropout
+        by_row = chosen("loss", loss, LOSSES) if isinstance(loss, str) else loss
+        return Supervised(model, by_row, l2, classes)
 
     @property
     def softmax_regression(self) -> bool:
@@ -103,10 +81,6 @@ class Supervised:
 
     def _ridged(self, derivative: Tensor, along: Tensor) -> Tensor:
         return derivative + self.l2 * along if self.l2 else derivative
-
-    def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "Supervised":
-        """The same task for other numbers or another device."""
-        return replace(self, model=self.model.to(dtype=dtype, device=device))
 
     def inputs(self, batch: Batch) -> Inputs:
         """What the model is given: all columns but the labels."""
@@ -169,18 +143,6 @@ class Supervised:
             kept = batch.weight.sum()
             total = total + oracle(batch._replace(weight=torch.where(kept > 0, batch.weight, 1.0))) * kept
         return total / rows.count
-
-    def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
-        """L(θ) over all rows."""
-        return self.full(lambda batch: self.loss(theta, batch), rows)
-
-    def full_gradient(self, theta: Tensor, rows: Rows) -> Tensor:
-        """∇L(θ) over all rows."""
-        return self.full(lambda batch: self.gradient(theta, batch), rows)
-
-    def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
-        """∇²L(θ) v over all rows."""
-        return self.full(lambda batch: self.hvp(theta, v, batch), rows)
 
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes that one client's gradient may need: its rows with all activations, and a few vectors of size d.

@@ -63,12 +63,6 @@ class Flat:
         self.size = len(self.start)
 
     @property
-    def mixes_rows(self) -> bool:
-        """Whether a module among the parts lets rows of a batch influence each other (batch norm)."""
-        own = self._model is not None and self._model.mixes_rows
-        return own or any(part.mixes_rows for part in (self._parts or {}).values())
-
-    @property
     def models(self) -> list[FlatModel]:
         """The modules among the parts."""
         own = [] if self._model is None else [self._model]
