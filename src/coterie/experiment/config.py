@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coterie import machine, plugins
 from coterie.errors import UsageError, unknown
-from coterie.federation.stages.faults import KINDS
+from coterie.federation.stages.faults import FaultsTable
 from coterie.methods.registry import METHODS, MethodEntry, method_entry
 from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
 from coterie.settings import Count, NonNegative, Positive, Probability, checked, explain
 from coterie.stop import rule
 
-T = TypeVar("T", bound="_Table")
+T = TypeVar("T", bound=BaseModel)
 
 VERSION = 1
 NETWORK_CLIP = 3.0  # measured: see docs/byzantine.md
@@ -33,7 +33,6 @@ BARE_DECIMAL = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # p
 _LISTED = ", ".join(f"[{name}]" for name in TABLES)
 
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Range = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=2, max_length=2)]
 
 
@@ -100,33 +99,6 @@ class FederationTable(_Table):
     patience: Positive = 120.0
 
 
-class FaultsTable(_Table):
-    """[faults]: how probable it is that something goes wrong, by client and phase; see `federation/faults.py`."""
-
-    any: Share = 0.0
-    crash: Share = 0.0
-    restart: Share = 0.0
-    delay: Share = 0.0
-    duplicate: Share = 0.0
-    reorder: Share = 0.0
-    truncate: Share = 0.0
-    misshape: Share = 0.0
-    nan: Share = 0.0
-    inf: Share = 0.0
-    flip: Share = 0.0
-    huge: Share = 0.0
-    lie: Share = 0.0
-    seconds: Positive = 10.0
-    deadline: Positive = 10.0
-
-    @model_validator(mode="after")
-    def _one_at_a_time(self) -> "FaultsTable":
-        total = self.any + sum(getattr(self, kind) for kind in KINDS)
-        if total > 1.0 + 1e-9:
-            raise ValueError(f"the probabilities add up to {total:g}; a client has one fault at a time, so at most 1")
-        return self
-
-
 class PrivacyTable(_Table):
     """[privacy]: clipping and noise at the clients, see `federation/privacy.py`; off unless clip is set.
 
@@ -164,7 +136,7 @@ class EngineTable(_Table):
     simulation: bool = False
 
 
-OPTIONAL: dict[str, type[_Table]] = {"faults": FaultsTable, "privacy": PrivacyTable, "engine": EngineTable}
+OPTIONAL: dict[str, type[BaseModel]] = {"faults": FaultsTable, "privacy": PrivacyTable, "engine": EngineTable}
 
 
 @dataclass(frozen=True)
@@ -279,11 +251,16 @@ def platform_of(file: Path) -> dict[str, Any]:
 
 def _record(file: Path, table: str) -> dict[str, Any]:
     """What a config.toml records beside the settings."""
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8")).get(table, {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return {}  # `load` says what is wrong with it
+    found = recorded_tables(file).get(table)
     return found if isinstance(found, dict) else {}
+
+
+def recorded_tables(file: Path) -> dict[str, Any]:
+    """The tables of a config.toml as they are, unchecked; empty where it cannot be read."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return {}  # `load` says what is wrong with it
 
 
 def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:

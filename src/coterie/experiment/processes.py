@@ -10,9 +10,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Lock, local
 from typing import Any, NamedTuple
 
 from coterie import machine
@@ -91,11 +91,9 @@ class _Worker:
     def close(self) -> None:
         """No more runs."""
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
+            with suppress(BrokenPipeError):  # it ended with something still to be read
+                if pipe is not None:
                     pipe.close()
-                except BrokenPipeError:  # it ended with something still to be read
-                    continue
         self._process.wait()
         self._said.close()
 
@@ -106,43 +104,32 @@ class _Worker:
 
 
 class _Workers:
-    """Workers, started as they are needed; one that has died is replaced."""
+    """Workers, one per thread that needs one; one that has died is replaced."""
 
     def __init__(self, threads: int, portable: bool) -> None:
         self._threads, self._portable, self._lock = threads, portable, Lock()
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._all: list[_Worker] = []
+        self._own, self._all = local(), list[_Worker]()
         self._closed = False
 
     def run(self, job: Job) -> dict[str, Any]:
         """A finished run is read, an interrupted one resumed."""
-        folder = job.folder
-        if (folder / "config.toml").is_file():
-            known = finished(folder, load(folder / "config.toml").run)
-            if known is not None:
-                return known
+        folder, begun = job.folder, job.folder / "config.toml"
+        if begun.is_file() and (known := finished(folder, load(begun).run)) is not None:
+            return known
         make_folder(folder)
         source = folder.with_name(f"{folder.name}.toml")
         write_atomically(source, job.config.with_run(baselines=[]).as_toml().encode())
-        worker = self._take()
-        try:
-            return worker.make(source, folder)
-        finally:
-            self._idle.put(worker)
+        return self._worker().make(source, folder)
 
-    def _take(self) -> _Worker:
-        while True:
-            try:
-                worker = self._idle.get_nowait()
-            except Empty:
-                break
-            if worker.is_there:
-                return worker
-        with self._lock:
-            if self._closed:
-                raise RunError("stopped before it began.")
-            self._all.append(_Worker(self._threads, self._portable))
-            return self._all[-1]
+    def _worker(self) -> _Worker:
+        worker: _Worker | None = getattr(self._own, "worker", None)
+        if worker is None or not worker.is_there:
+            with self._lock:
+                if self._closed:
+                    raise RunError("stopped before it began.")
+                worker = self._own.worker = _Worker(self._threads, self._portable)
+                self._all.append(worker)
+        return worker
 
     def stop(self) -> None:
         """All runs end, with their states saved."""

@@ -1,7 +1,6 @@
 """A run and its baselines, in one result folder that can be resumed."""
 
 import json
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Protocol
 
 from coterie.errors import RunError, UsageError, cleaned
 from coterie.experiment.build import Network, assemble
-from coterie.experiment.config import OWN_DATA, Config, RunTable, load
+from coterie.experiment.config import OWN_DATA, Config, RunTable, load, recorded_tables
 from coterie.experiment.loggers import with_logs
 from coterie.experiment.loop import Observer, check_stop, is_spent, run_rounds
 from coterie.experiment.records import check, prepare
@@ -65,14 +64,6 @@ def refuse_own(folder: Path) -> None:
             f"{folder} was made by coterie.fit from Python objects, which no file holds. Resume it from Python: call "
             f"coterie.fit again with the same problem, method and settings, and out={str(folder)!r}."
         )
-
-
-def recorded_tables(file: Path) -> dict[str, Any]:
-    """The tables of a config.toml as they are, unchecked; empty where it cannot be read."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        return {}  # `load` says what is wrong with it
 
 
 def _with_baselines(
