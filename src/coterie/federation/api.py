@@ -191,15 +191,13 @@ class Screening:
         """Which rows are fine, [a] bool; and for each row, why not."""
         if not tensors(values):  # a work that only changed memory
             return torch.ones((), dtype=torch.bool), []
-        leaves = [t.reshape(len(t), -1) for t in tensors(values) if t.is_floating_point()]
-        n = len(tensors(values)[0])
-        device = tensors(values)[0].device
-        finite = torch.ones(n, dtype=torch.bool, device=device)
-        for leaf in leaves:
+        first = tensors(values)[0]
+        finite = torch.ones(len(first), dtype=torch.bool, device=first.device)
+        for leaf in _flat_rows(values):
             # a sum is finite unless a term is not, or the update is absurdly large: cheaper than testing each entry
             sums = torch.isfinite(leaf.sum(1))
             finite &= sums if bool(sums.all()) else sums | torch.isfinite(leaf).all(1)
-        fine, norm = finite, torch.zeros(n)
+        fine, norm = finite, torch.zeros(len(first))
         if self.norm is not None:
             norm = lengths(values)
             fine = finite & (norm <= self.norm)
@@ -220,7 +218,7 @@ class Screening:
         if not self.copies or not tensors(replies.values):
             return []
         updates = call.updates(replies.ids, replies.values)
-        real = [t.reshape(len(t), -1) for t in tensors(updates) if t.is_floating_point()]
+        real = _flat_rows(updates)
         if sum(t.shape[1] for t in real) < 2:
             return []
         norms, ids = lengths(updates).double(), replies.ids.tolist()
@@ -267,8 +265,13 @@ class Screening:
 
 def lengths(values: Tree) -> Tensor:
     """One norm per row, over all real tensors."""
-    real = [t.reshape(len(t), -1).square().sum(1) for t in tensors(values) if t.is_floating_point()]
-    return torch.stack(real).sum(0).sqrt() if real else torch.zeros(len(tensors(values)[0]))
+    squares = [t.square().sum(1) for t in _flat_rows(values)]
+    return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(len(tensors(values)[0]))
+
+
+def _flat_rows(values: Tree) -> list[Tensor]:
+    """The real tensors of stacked values, each as a matrix with one row per client."""
+    return [t.reshape(len(t), -1) for t in tensors(values) if t.is_floating_point()]
 
 
 def scaled(rows: Tensor, factor: Tensor) -> Tensor:
@@ -538,11 +541,9 @@ class Federation:
             raise NoClients(f"no client is active for {cause}")
         self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
         call = Call(work, shared, memory, Static(**static), draw, self.round)
-        passed = self._passed(call, cause)
-        if whole and self.screening.copies:
-            passed = self._helpful(call, cause, passed)
-        # a median needs all replies at once; without one they may come chunk after chunk
-        return passed if self.screening.clip is None else self._shortened(call, cause, passed)
+        passed, copies = self._passed(call, cause), whole and self.screening.copies
+        # replies that are compared are needed at once; else they may come chunk after chunk
+        return self._compared(call, cause, passed, copies) if copies or self.screening.clip is not None else passed
 
     def _passed(self, call: Call, cause: str) -> Iterator[Replies]:
         """The replies without those that are not finite or too long."""
@@ -564,23 +565,15 @@ class Federation:
             if bool(fine.any()):
                 yield replies.only(fine)
 
-    def _helpful(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
-        """All replies of a phase at once, without those that are 0 or copies."""
+    def _compared(self, call: Call, cause: str, passed: Iterator[Replies], copies: bool) -> Iterator[Replies]:
+        """All replies of a phase at once: none is 0 or a copy, where that is asked for, or much longer than others."""
         for replies in together(passed):
-            idle = self.screening.idle(call, replies)
-            self._note(cause, idle)
-            if not idle:
-                yield replies
-                continue
+            idle = self.screening.idle(call, replies) if copies else []
             idle_ids = torch.tensor([failure.client for failure in idle], device=replies.ids.device)
             self.book.idle.update(idle_ids.tolist())
-            yield replies.only(~torch.isin(replies.ids, idle_ids))
-
-    def _shortened(self, call: Call, cause: str, passed: Iterator[Replies]) -> Iterator[Replies]:
-        """All replies of a phase at once, none much longer than the others."""
-        for replies in together(passed):
-            short, cut = self.screening.shortened(call, replies)
-            self._note(cause, cut)
+            helpful = replies.only(~torch.isin(replies.ids, idle_ids)) if idle else replies
+            short, cut = self.screening.shortened(call, helpful)
+            self._note(cause, [*idle, *cut])
             yield short
 
     def _note(self, cause: str, failures: Iterable[Failure]) -> None:

@@ -371,11 +371,8 @@ def _columns(shard: Any, name: str) -> tuple[tuple[str, ...], Columns]:
     if not columns or lengths == {0}:
         raise UsageError(f"{name} is empty; leave it out or give it data.")
     for j, column in enumerate(columns):
-        if isinstance(column, Tensor) and column.is_floating_point() and not bool(torch.isfinite(column).all()):
-            bad = int((~torch.isfinite(column)).reshape(len(column), -1).any(1).nonzero()[0])
-            raise UsageError(
-                f"column {j} of {name} holds NaN or infinity (first in row {bad}); drop or impute such rows first."
-            )
+        if isinstance(column, Tensor):
+            mapped.check_finite(column, f"column {j} of {name}", range(len(column)))
     return names, columns
 
 

@@ -234,14 +234,12 @@ def _events_section(run: Run) -> str:
     events = run.events
     if not events:
         return "<section><h2>Events</h2><p>No client failed, nothing was rejected or skipped.</p></section>"
-    counts = Counter((str(e.get("event", "?")), str(e.get("reason", ""))) for e in events)
-    clients: dict[tuple[str, str], set[int]] = {}
+    alike: dict[tuple[str, str], list[Any]] = {}
     for e in events:
-        if isinstance(e.get("client"), int):
-            clients.setdefault((str(e.get("event", "?")), str(e.get("reason", ""))), set()).add(e["client"])
+        alike.setdefault((str(e.get("event", "?")), str(e.get("reason", ""))), []).append(e.get("client"))
     rows = [
-        (event, reason, count, len(clients.get((event, reason), ())) or "")
-        for (event, reason), count in counts.most_common(MOST_EVENTS)
+        (event, reason, len(clients), len({k for k in clients if isinstance(k, int)}) or "")
+        for (event, reason), clients in sorted(alike.items(), key=lambda item: -len(item[1]))[:MOST_EVENTS]
     ]
     latest = [
         (e.get("round", ""), _who(run, e.get("client", "")), e.get("event", ""), e.get("reason", ""))
