@@ -1,7 +1,7 @@
 """From a configuration to live objects: problem, method, federation; misfits are explained before the first round."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
@@ -17,6 +17,7 @@ from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
 from coterie.federation import (
     Call,
+    Engine,
     Federation,
     Ledger,
     LocalEngine,
@@ -57,6 +58,8 @@ MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE
 TYPICAL_BATCH = 64
 ONLY_SIMULATED = frozenset({"friends", "groups", "optimal-weights"})  # known to nobody in a real federation
+DECISIVE = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.")
+"""The settings that decide what is computed, whatever is settled by measurement."""
 IN_WORDS = {"everyone": "validation rows of every client (problem.everyone=true; in Python, validation=[…])"}
 
 
@@ -111,9 +114,9 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     return node_for(problem, clients, target=target, mode=mode, names=names, **options)
 
 
-def build_problem_and_method(config: Config) -> tuple[Any, Method]:
-    """The problem and the method of a configuration, which fit each other and the engine."""
-    problem = make_problem(config)
+def build_problem_and_method(config: Config, problem: Problem | None = None) -> tuple[Any, Method]:
+    """The problem, unless it is given, and the method of a configuration, which fit each other and the engine."""
+    problem = make_problem(config) if problem is None else problem
     method = method_entry(config.run.method).make(**config.method)
     check_needs(method, problem, config.run.problem)
     check_schedules(method, config.run.rounds)
@@ -126,9 +129,15 @@ def build_problem_and_method(config: Config) -> tuple[Any, Method]:
     return problem, method
 
 
-def assemble(config: Config, network: Network | None = None) -> Parts:
-    """Build what a configuration describes; run.engine other than local needs its network."""
-    problem, method = build_problem_and_method(config)
+def assemble(config: Config, network: Network | None = None, problem: Problem | None = None) -> Parts:
+    """Build what a configuration describes.
+
+    Args:
+        config: the configuration.
+        network: makes the transport of an engine other than the local one.
+        problem: the problem of the configuration, where it was built before.
+    """
+    problem, method = build_problem_and_method(config, problem)
     threads = config.run.threads if config.run.threads != "auto" else threads_for(problem)
     config = config.with_run(threads=threads)
     if config.run.engine == "local":
@@ -230,13 +239,13 @@ def check_deployable(config: Config, method: Method, problem: Problem) -> None:
 
 def run_name(config: Config) -> str:
     """The name by which nodes know a run; a resumed run has the same, whatever was settled by measurement since."""
-    run = ("run.method", "run.problem", "run.seed", "run.dtype")
-    kept = {k: v for k, v in config.settings().items() if k in run or k.startswith(("method.", "problem."))}
-    return _digest(kept)
+    return _digest(config, DECISIVE)
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
+def _digest(config: Config, prefixes: tuple[str, ...], left_out: Collection[str] = ()) -> str:
+    """A name for the settings whose names begin so."""
+    kept = {k: v for k, v in config.settings().items() if k.startswith(prefixes) and k not in left_out}
+    return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def federate_remotely(
@@ -269,21 +278,16 @@ def federate_remotely(
         device=problem.start.device,
     )
     engine.connect()
-    fed = Federation.on(
-        engine,
-        book=engine.book,
-        participation=Participation(table.active, table.count),
-        screening=screening(table),
-        target=table.target,
-    )
     one_by_one = {"mode": "sequential" if table.mode == "auto" else table.mode, "chunk": 1}
-    return fed, getattr(transport, "chosen", None) or one_by_one
+    return _federation(engine, table, book=engine.book), getattr(transport, "chosen", None) or one_by_one
 
 
-def screening(table: FederationTable) -> Screening:
-    """What updates must pass."""
+def _federation(engine: Engine, table: FederationTable, **more: Any) -> Federation:
+    """The federation of an engine with participation, screening and target as configured."""
     clip = None if table.clip == "none" else table.clip
-    return Screening(table.norm, clip, table.trust, copies=table.screen_copies is True)
+    screening = Screening(table.norm, clip, table.trust, copies=table.screen_copies is True)
+    participation = Participation(table.active, table.count)
+    return Federation.on(engine, participation=participation, screening=screening, target=table.target, **more)
 
 
 def _check_table(problem: Problem, table: FederationTable) -> None:
@@ -297,22 +301,15 @@ def _check_table(problem: Problem, table: FederationTable) -> None:
 
 def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict[str, Any]]:
     """The local federation of a problem, and the mode and chunk that were chosen for it."""
-    target = problem.target
     _check_table(problem, table)
     chunk = table.chunk if table.chunk != "auto" else _chunk(problem, table.memory)
-    engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
+    engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target, chunk=chunk)
     alone = _one_by_one(problem)
     if alone is not None and table.mode == "vmap":
         raise UsageError(f"federation.mode = vmap is impossible: {alone}. Leave it at auto, or set sequential.")
     mode = table.mode if table.mode != "auto" else _mode(problem, engine)
-    engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
-    attack = problem.attack
-    fed = Federation.on(
-        engine if attack is None or not attack.on_uploads else staged(engine, attack),
-        participation=Participation(table.active, table.count),
-        screening=screening(table),
-        target=table.target,
-    )
+    attacks = [problem.attack] if problem.attack is not None and problem.attack.on_uploads else []
+    fed = _federation(staged(replace(engine, mode=mode), *attacks), table)
     if alone is not None and table.mode == "auto":
         reason = f"clients are computed one after the other (mode = sequential): {alone}"
         fed.book.events.append({"round": 0, "event": "warning", "reason": clean(reason)})
@@ -355,10 +352,8 @@ def noise_name(config: Config) -> str:
 
     Runs that differ have independent noise: equal noise would cancel between a run and its baselines.
     """
-    tables = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.", "federation.", "faults.")
     left_out = MAY_CHANGE | {"federation.mode"}  # settled by measurement
-    kept = {k: v for k, v in config.settings().items() if k.startswith((*tables, "privacy.")) and k not in left_out}
-    return _digest(kept)
+    return _digest(config, (*DECISIVE, "federation.", "faults.", "privacy."), left_out)
 
 
 def released(problem: Problem) -> tuple[float, ...]:
@@ -436,14 +431,11 @@ def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
     missing = [IN_WORDS.get(need, need) for need in sorted(method.needs - problem.offers)]
     suitable = [e.name for e in METHODS if e.make().fits(problem.offers)]
     offers = ", ".join(sorted(problem.offers))
+    lacks_target = "target" in method.needs - problem.offers
+    remedy = " Give the target's validation rows (target=… in Python)." if lacks_target else ""
     raise UsageError(
         f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "
-        f"Methods that fit: {', '.join(suitable) or 'none'}."
-        + (
-            " Give the target's validation rows (target=… in Python)."
-            if "target" in method.needs - problem.offers
-            else ""
-        )
+        f"Methods that fit: {', '.join(suitable) or 'none'}.{remedy}"
     )
 
 
@@ -475,12 +467,8 @@ def _mode(problem: Problem, engine: LocalEngine) -> Any:
     if machine.wanted():
         return "vmap"
     if id(problem) not in _MODES:
-        _MODES[id(problem)] = _measured(problem, engine)
+        batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
+        draw = Draw.of(0, device=engine.sizes.device)
+        _MODES[id(problem)] = faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))
         finalize(problem, _MODES.pop, id(problem))
     return _MODES[id(problem)]
-
-
-def _measured(problem: Problem, engine: LocalEngine) -> Any:
-    batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
-    draw = Draw.of(0, device=engine.sizes.device)
-    return faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))

@@ -324,7 +324,7 @@ class _Run:
 
     def measures(self) -> tuple[Measure, ...]:
         """The declared measures of the record, the most important first."""
-        names = {k: None for line in self.history for k, v in line.items() if v is None or _is_number(v)}
+        names = {k: None for line in self.history for k, v in line.items() if v is None or is_number(v)}
         return declared(self.parts.problem.declares, names)
 
     def note(self, events: list[dict[str, Any]]) -> None:
@@ -549,7 +549,7 @@ def recorded(problem: Problem, view: View, measures: Mapping[str, float] | None 
 
 def recorded_names(problem: Problem, view: View) -> list[str]:
     """The names of the measures that a record will hold."""
-    return [name for name, value in recorded(problem, view).items() if _is_number(value)]
+    return [name for name, value in recorded(problem, view).items() if is_number(value)]
 
 
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
@@ -578,7 +578,8 @@ def _rounded(weights: list[Any]) -> list[Any]:
     return [_rounded(w) if isinstance(w, list) else float(f"{w:.9g}") for w in weights]
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value of a record is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

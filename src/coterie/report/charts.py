@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -329,12 +330,9 @@ def _who(run: Run) -> list[str]:
     if weights is None:
         return []
     order = sorted(range(len(weights)), key=lambda k: -weights[k])
-    heavy, total = [], 0.0
-    for k in order:
-        heavy.append(k)
-        total += weights[k]
-        if total >= HEAVY:
-            break
+    sums = list(accumulate(weights[k] for k in order))
+    heavy = order[: 1 + sum(part < HEAVY for part in sums)]
+    total = sums[len(heavy) - 1]
     named = ", ".join(f"{_members(run, [k])} ({100 * weights[k]:.0f} %)" for k in heavy[:8])
     named += ", …" if len(heavy) > 8 else ""
     sentences = [f"{len(heavy)} of {len(weights)} clients carry {100 * total:.0f} % of the weight: {named}."]

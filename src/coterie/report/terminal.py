@@ -276,17 +276,12 @@ class LiveDisplay:
         self.console, self.name, self.is_baseline = console, name, is_baseline
         self.ran = False
         self._live: Live | None = None
-        self._friends: int | None = None
-        self._names: tuple[str, ...] = ()
-        self._own: tuple[Measure, ...] = ()
-        self._rounds = 0
 
     def started(self, parts: Parts, done: int) -> None:
         """Open the display."""
         self.ran = True
-        run = parts.config.run
-        self._rounds, self._friends, self._own = run.rounds, parts.problem.friends, parts.problem.declares
-        self._names = parts.problem.names
+        self._problem, run = parts.problem, parts.config.run
+        self._rounds = run.rounds
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(BAR),
@@ -318,7 +313,7 @@ class LiveDisplay:
 
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """Move the bars."""
-        label, value = headline(line, self._own)
+        label, value = headline(line, self._problem.declares)
         if self._live is None:
             tenth = max(1, self._rounds // 5)
             if line["round"] and (line["round"] % tenth == 0 or line["round"] == self._rounds):
@@ -330,8 +325,8 @@ class LiveDisplay:
 
     def _weights(self, weights: Tensor) -> RenderableType:
         if weights.dim() == 1:
-            return weights_table(weights.tolist(), self._friends, most=8, names=self._names)
-        return matrix_report(weights.tolist(), clusters(weights), self._names)
+            return weights_table(weights.tolist(), self._problem.friends, most=8, names=self._problem.names)
+        return matrix_report(weights.tolist(), clusters(weights), self._problem.names)
 
     def ended(self, summary: dict[str, Any]) -> None:
         """Close the display."""
