@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coterie import machine, plugins
 from coterie.errors import UsageError, unknown
-from coterie.federation.stages.faults import FaultsTable
+from coterie.federation.stages.faults import FaultsTable as FaultsTable
 from coterie.methods.registry import METHODS, MethodEntry, method_entry
 from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
 from coterie.settings import Count, NonNegative, Positive, Probability, checked, explain

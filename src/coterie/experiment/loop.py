@@ -19,7 +19,7 @@ from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, budget, using_threads
 from coterie.experiment.config import code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
-from coterie.experiment.records import Records, save_model
+from coterie.experiment.records import Records, rounds_done, save_model
 from coterie.experiment.watching import terminable
 from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
@@ -146,7 +146,7 @@ def run_rounds(
             notes += complaints
             done = _Done.of(state, progress, lambda state: seen(parts, state))
             parts.fed.book.ledger = Ledger.from_dict(progress.ledger)
-        elif (lost := _recorded_rounds(folder)) > 0:
+        elif (lost := rounds_done(folder)) > 0:
             notes += [f"{folder / 'checkpoint'} holds no checkpoint: the run, recorded up to round {lost}, starts over"]
     with nullcontext() if folder is None else Records(folder, done.lengths) as records:
         run = _Run(parts, folder, records, observer, done, stop)
@@ -346,10 +346,10 @@ class _Run:
         self.tell("warned", concerns)
         return concerns
 
-    def tell(self, how: Literal["noted", "warned"], texts: Sequence[str]) -> None:
+    def tell(self, kind: Literal["noted", "warned"], texts: Sequence[str]) -> None:
         """Give texts to an observer that listens to them."""
-        hear = getattr(self.observer, how, None)
-        for text in texts if hear is not None else ():
+        hear: Callable[[str], None] = getattr(self.observer, kind, lambda text: None)
+        for text in texts:
             hear(text)
 
     def resumed(self, notes: list[str]) -> None:
@@ -614,14 +614,6 @@ def _with_first_client(why: str, events: list[dict[str, Any]], names: Sequence[s
     if first is None:
         return why
     return f"{why} ({client_label(first['client'], names)}: {first['event']}, {first['reason']})"
-
-
-def _recorded_rounds(folder: Path) -> int:
-    """The last round in metrics.jsonl; 0 where nothing can be read."""
-    try:
-        return max((line["round"] for line in read_lines(folder / "metrics.jsonl")), default=0)
-    except UsageError:
-        return 0
 
 
 def _finite_or_none(value: float | None) -> float | None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Lock, local
 from typing import Any, NamedTuple
@@ -19,10 +19,10 @@ from coterie import machine
 from coterie.consent import search_path
 from coterie.errors import RunError
 from coterie.experiment.config import Config, load
+from coterie.experiment.records import rounds_done as rounds_done
 from coterie.experiment.run import finished
 from coterie.storage import make_folder, write_atomically
 
-TAIL = 1 << 16
 TICK = 0.5
 
 
@@ -154,37 +154,21 @@ def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | N
     workers = max(1, min(at_once or cores, len(jobs)))
     threads = max(1, cores // workers)
     portable = machine.wanted() or any(job.config.run.portable for job in jobs)
-    helpers, summaries = _Workers(threads, portable), dict[int, dict[str, Any]]()
+    summaries: dict[int, dict[str, Any]] = {}
     watch.begin(jobs)
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            waiting: dict[Future[dict[str, Any]], int] = {}
-            try:
-                waiting = {pool.submit(helpers.run, job): i for i, job in enumerate(jobs)}
-                while waiting:
-                    done, _ = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        i = waiting.pop(future)
-                        summaries[i] = future.result()
-                        watch.over(jobs[i], summaries[i])
-                    watch.tick()
-            except BaseException:
-                for future in waiting:
-                    future.cancel()
-                helpers.stop()
-                raise
-    finally:
-        helpers.close()
+    with closing(_Workers(threads, portable)) as helpers, ThreadPoolExecutor(workers) as pool:
+        waiting: dict[Future[dict[str, Any]], int] = {}
+        try:
+            waiting = {pool.submit(helpers.run, job): i for i, job in enumerate(jobs)}
+            while waiting:
+                done, _ = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
+                for future in done:
+                    i = waiting.pop(future)
+                    summaries[i] = future.result()
+                    watch.over(jobs[i], summaries[i])
+                watch.tick()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            helpers.stop()
+            raise
     return [summaries[i] for i in range(len(jobs))]
-
-
-def rounds_done(folder: Path) -> int:
-    """How far a run has come, by what it has recorded."""
-    try:
-        with (folder / "metrics.jsonl").open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL))
-            lines = file.read().split(b"\n")
-        return int(json.loads(lines[-2])["round"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return 0  # not begun, or a line that is longer than the tail

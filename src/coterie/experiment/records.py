@@ -14,6 +14,7 @@ from coterie.errors import RunError, UsageError
 from coterie.storage import sole_user, tensor_bytes, unfinished, write_atomically
 
 GROWING = ("metrics.jsonl", "weights.csv", "events.jsonl")
+TAIL = 1 << 16  # bytes
 
 
 def check(folder: Path, *, force: bool) -> None:
@@ -54,6 +55,18 @@ def prepare(folder: Path, *, force: bool) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> UsageError:
     return UsageError(f"{folder} cannot be written: {error.strerror or error}. Choose another --out.")
+
+
+def rounds_done(folder: Path) -> int:
+    """How far a run has come, by what it has recorded."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            lines = file.read().split(b"\n")
+        return int(json.loads(lines[-2])["round"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return 0  # not begun, or a line that is longer than the tail
 
 
 class Records:

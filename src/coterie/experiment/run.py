@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from coterie.errors import RunError, UsageError, cleaned
 from coterie.experiment.build import Network, Parts, assemble, make_problem
-from coterie.experiment.config import OWN_DATA, Config, RunTable, load, recorded_tables
+from coterie.experiment.config import OWN_DATA, Config, RunTable, load
+from coterie.experiment.config import recorded_tables as recorded_tables
 from coterie.experiment.loggers import with_logs
 from coterie.experiment.loop import Observer, check_stop, is_spent, run_rounds
 from coterie.experiment.records import check, prepare

@@ -34,20 +34,8 @@ class Row(NamedTuple):
 
 def head(result: Mapping[str, Any]) -> Row:
     """The columns' names."""
-    reference = result["tests"]["reference"]
-    against = f"{reference} is ahead by"
-    return Row(
-        "method",
-        of_result(result).label,
-        "mean rank",
-        against,
-        "p, t",
-        "p, exact",
-        "seeds",
-        "rounds",
-        "moved",
-        "seconds",
-    )
+    label, ahead = of_result(result).label, f"{result['tests']['reference']} is ahead by"
+    return Row("method", label, "mean rank", ahead, "p, t", "p, exact", "seeds", "rounds", "moved", "seconds")
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:

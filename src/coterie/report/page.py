@@ -92,16 +92,9 @@ def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "")
     notes = [f"{run.folder.name}: {note}" for run in runs for note in run.notes]
     parts += [_warnings("Left out", complaints), _warnings("Note", notes), more]
     if single:
-        parts.append(_models_section(runs[0]))
-        parts.append(_weights_section(runs[0], charts, "weights"))
-    parts.append(_measures_section(found, charts))
-    parts.append(_runs_table(found))
-    if single:
-        parts.append(_traffic_section(runs[0], charts, "communication"))
-        parts.append(_events_section(runs[0]))
-        parts.append(_again_section(runs[0]))
-    else:
-        parts.append(_details(found, charts))
+        parts += [_models_section(runs[0]), _weights_section(runs[0], charts, "weights")]
+    parts += [_measures_section(found, charts), _runs_table(found)]
+    parts.append(_cost_sections(runs[0], charts, "communication") if single else _details(found, charts))
     return "".join(parts), charts
 
 
@@ -220,6 +213,10 @@ def _runs_table(found: Sequence[Group]) -> str:
     return f"<section><h2>Side by side</h2>{table(head, rows, numbers=2)}</section>"
 
 
+def _cost_sections(run: Run, charts: list[Chart], name: str) -> str:
+    return _traffic_section(run, charts, name) + _events_section(run) + _again_section(run)
+
+
 def _traffic_section(run: Run, charts: list[Chart], name: str) -> str:
     chart = traffic_chart(run, name)
     total = run.traffic()
@@ -272,8 +269,7 @@ def _details(found: Sequence[Group], charts: list[Chart]) -> str:
     parts = []
     for i, group in enumerate([g for g in found if not g.is_baseline][:MOST_DETAILS]):
         run = group.runs[0]
-        inside = _weights_section(run, charts, f"weights-{i}") + _traffic_section(run, charts, f"communication-{i}")
-        inside += _events_section(run) + _again_section(run)
+        inside = _weights_section(run, charts, f"weights-{i}") + _cost_sections(run, charts, f"communication-{i}")
         which = f", seed {run.seed}" + (f" (of {len(group.runs)} runs)" if len(group.runs) > 1 else "")
         parts.append(f"<details class=run><summary>{esc(group.name + which)}</summary>{inside}</details>")
     return f"<section><h2>Run by run</h2>{''.join(parts)}</section>"

@@ -150,7 +150,7 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
         notes.append("metrics.jsonl ends in half a line, which was left out")
     weights = _checked(folder / "weights.csv", lambda: _weights(folder / "weights.csv"))
     events = _lines(folder / "events.jsonl", _object)[0] if (folder / "events.jsonl").is_file() else []
-    causes = _parsed(folder / "ledger.json", _causes, {})
+    causes: dict[str, dict[str, int]] = _parsed(folder / "ledger.json", _causes, {})
     baselines: dict[str, Run] = {}
     for file in sorted((folder / "baselines").glob("*/config.toml")) if with_baselines else []:
         try:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rich.filesize import pick_unit_and_suffix
+
 from coterie.errors import client_label
 
 WIDTH = 460
@@ -26,6 +28,7 @@ LETTER = 7.0  # room for a letter at 11 px, and a little more, because phones en
 LIGHT = ("#0969da", "#bc4c00", "#10998a", "#5b2a9d", "#bd8b00", "#24292f")
 DARK = ("#58a6ff", "#e5702a", "#56d4bc", "#8957e5", "#f2cc60", "#e6edf3")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2 1 2 1 2", "1 2")
+UNITS = ["B", "kB", "MB", "GB"]
 HEAT = (47, 129, 247)  # on white and on black
 
 CHART_STYLE = """
@@ -142,11 +145,8 @@ def percent(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000 or unit == "GB":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return ""
+    unit, suffix = pick_unit_and_suffix(int(abs(value)), UNITS, 1000)
+    return f"{value / unit:.3g} {suffix}"
 
 
 ACROSS = {"bytes": "bytes moved", "exchanges": "rounds of communication"}  # axes whose name says too little

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.filesize import pick_unit_and_suffix
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
@@ -27,11 +28,13 @@ from coterie import plugins
 from coterie.errors import client_label
 from coterie.experiment.build import Parts
 from coterie.experiment.guard import MEASURE
-from coterie.experiment.processes import Job, Watch, rounds_done
+from coterie.experiment.processes import Job, Watch
+from coterie.experiment.records import rounds_done
 from coterie.measures import Measure, declared, named, of_result, of_summary
 from coterie.numerics import clusters
 from coterie.problems.base import View
 from coterie.report.results import is_number, moved
+from coterie.report.svg import UNITS
 
 ALL_CLIENTS = 20
 BAR = 24
@@ -64,12 +67,8 @@ def _right(heading: str) -> Column:
 
 def size_text(count: int) -> str:
     """Bytes for people."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return ""
+    unit, suffix = pick_unit_and_suffix(count, UNITS, 1000)
+    return f"{count / unit:.{0 if unit == 1 else 1}f} {suffix}"
 
 
 def bar(share: float, width: int = BAR) -> Text:

@@ -181,8 +181,7 @@ class Faults(FaultsTable, Stage):
         altered, what = _spoilt(call, rows(replies.values, slice(i, i + 1)), replies.ids[i : i + 1], kind, draw)
         if not what:
             return replies, None
-        struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
-        return replies._replace(values=put(replies.values, struck, altered)), Failure(client, kind, what)
+        return replies._replace(values=put(replies.values, replies.ids == client, altered)), Failure(client, kind, what)
 
 
 def _chance(call: Call, ids: Tensor) -> Draw:
@@ -195,8 +194,8 @@ def _forgetful(call: Call, replies: Replies, i: int) -> Replies:
         return replies
     before = call.memory.payload
     before = before.versions if isinstance(before, Handle) else before
-    struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
-    return replies._replace(memory=put(replies.memory, struck, rows(before, replies.ids[i : i + 1])))
+    own = replies.ids[i : i + 1]
+    return replies._replace(memory=put(replies.memory, replies.ids == own, rows(before, own)))
 
 
 def _misfit(replies: Replies, i: int, kind: str, client: int, draw: Draw) -> Failure | None:
