@@ -1,10 +1,8 @@
 """From a configuration to live objects: problem, method, federation; misfits are explained before the first round."""
 
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import finalize
@@ -13,8 +11,10 @@ import torch
 
 from coterie import machine
 from coterie.errors import UsageError, clean
-from coterie.experiment.checkpoint import MAY_CHANGE
-from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
+from coterie.experiment.config import DECISIVE, Config, FaultsTable, FederationTable, PrivacyTable
+from coterie.experiment.config import ONLY_SIMULATED as ONLY_SIMULATED
+from coterie.experiment.privacy import noise_name as noise_name
+from coterie.experiment.privacy import privacy_stage, statistics_privacy
 from coterie.federation import (
     Call,
     Engine,
@@ -32,16 +32,7 @@ from coterie.federation.local import Mode
 from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
 from coterie.federation.stages.compression import Compression
 from coterie.federation.stages.faults import Faults
-from coterie.federation.stages.privacy import (
-    Mechanism,
-    Privacy,
-    composed,
-    epsilon,
-    library,
-    sends_whole_numbers,
-    unamplified,
-)
-from coterie.federation.work import Handle, with_recall
+from coterie.federation.work import with_recall
 from coterie.methods import Method
 from coterie.methods.registry import METHODS, learns_weights, method_entry
 from coterie.methods.shared.forfeiting import forfeiting
@@ -52,14 +43,10 @@ from coterie.problems import Context
 from coterie.problems.base import Problem, measured
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.tasks.supervised import Supervised
-from coterie.settings import StatisticsPrivacy
 
 MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE
 TYPICAL_BATCH = 64
-ONLY_SIMULATED = frozenset({"friends", "groups", "optimal-weights"})  # known to nobody in a real federation
-DECISIVE = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.")
-"""The settings that decide what is computed, whatever is settled by measurement."""
 IN_WORDS = {"everyone": "validation rows of every client (problem.everyone=true; in Python, validation=[…])"}
 
 
@@ -84,21 +71,6 @@ def make_problem(config: Config) -> Any:
     context = Context(config.run.seed, dtype, device, statistics_privacy(config))
     problem = problem_entry(config.run.problem).make(context, **config.problem)
     return compiled(problem, config.run.problem) if config.run.compile else problem
-
-
-def statistics_privacy(config: Config) -> StatisticsPrivacy | None:
-    """How the clients of problem `files` hide their statistics; None without noise, where nothing is promised."""
-    table = config.privacy
-    if config.run.problem != "files":
-        for setting in ("statistics", "bounds", "categories"):
-            if getattr(table, setting) is not None:
-                raise UsageError(
-                    f"privacy.{setting} is for problem files; {config.run.problem} learns no statistics from its "
-                    "clients. Leave it out."
-                )
-    if not table.noise:
-        return None
-    return StatisticsPrivacy(table.statistics or table.noise, table.bounds or {}, table.categories or {})
 
 
 def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None, mode: Mode = "sequential") -> Node:
@@ -239,13 +211,7 @@ def check_deployable(config: Config, method: Method, problem: Problem) -> None:
 
 def run_name(config: Config) -> str:
     """The name by which nodes know a run; a resumed run has the same, whatever was settled by measurement since."""
-    return _digest(config, DECISIVE)
-
-
-def _digest(config: Config, prefixes: tuple[str, ...], left_out: Collection[str] = ()) -> str:
-    """A name for the settings whose names begin so."""
-    kept = {k: v for k, v in config.settings().items() if k.startswith(prefixes) and k not in left_out}
-    return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return config.digest(DECISIVE)
 
 
 def federate_remotely(
@@ -334,88 +300,6 @@ def with_simulated_stages(fed: Federation, method: Method, problem: Problem, con
     if table.compress != "none":
         stages.append(Compression(table.compress, table.ratio, table.feedback))
     return replace(fed, engine=staged(fed.engine, *stages))
-
-
-def privacy_stage(method: Method, problem: Problem, config: Config) -> Privacy:
-    """How clients hide their uploads; refused without the accountant, or if the method sends whole numbers."""
-    table = config.privacy
-    assert table.clip is not None
-    if table.noise:
-        library()
-    for work in method.whole_numbers:
-        raise sends_whole_numbers(work)
-    return Privacy(Mechanism(table.clip, table.noise), noise_name(config), table.delta, released(problem))
-
-
-def noise_name(config: Config) -> str:
-    """A name of all settings that decide what clients upload; a resumed run has the same.
-
-    Runs that differ have independent noise: equal noise would cancel between a run and its baselines.
-    """
-    left_out = MAY_CHANGE | {"federation.mode"}  # settled by measurement
-    return _digest(config, (*DECISIVE, "federation.", "faults.", "privacy."), left_out)
-
-
-def released(problem: Problem) -> tuple[float, ...]:
-    """The noise multipliers of what every client released while the problem was made."""
-    return () if problem.released is None else (problem.released,)
-
-
-def budget(parts: Parts, state: Any, events: Mapping[str, int]) -> dict[str, Any]:
-    """What a run has spent of its privacy, and what that does not cover; JSON has no infinity: None."""
-    config, problem = parts.config, parts.problem
-    table, federation = config.privacy, config.federation
-    view = parts.method.view(state)
-    spent = {key: view.more[key] for key in ("uploads", "uploads_a_round", "epsilon")}
-    if noises := released(problem):
-        spent["epsilon_statistics"] = epsilon(composed((z, 1) for z in noises), 1, table.delta)
-    reason = unamplified(
-        federation.active,
-        fixed_number=federation.count is not None,
-        weights=view.weights is not None,
-        events=bool(events),
-    )
-    sampled = {"epsilon_sampled": None, "epsilon_sampled_reason": reason}
-    return {**table.model_dump(exclude_none=True), **spent, **sampled, "not_covered": not_covered(parts, state)}
-
-
-def not_covered(parts: Parts, state: Any) -> list[str]:
-    """What leaves clients without noise, or is known of them otherwise, though [privacy] is on."""
-    config, problem, method = parts.config, parts.problem, parts.method
-    target = config.federation.target
-    known = sorted(method.needs & ONLY_SIMULATED)
-    exact = problem.spent is not None and not released(problem)
-    found = {
-        "updates: privacy.noise = 0 clips them and adds no noise": not config.privacy.noise,
-        "statistics: means, deviations, words and class counts of the clients' rows are exact": exact,
-        "the seed: noise is drawn from run.seed, and whoever knows it can subtract the noise": bool(
-            config.privacy.noise
-        ),
-        "sizes: every client's number of rows is used as it is": True,
-        "participation: who takes part, answers or fails is recorded": True,
-        f"the target{'' if target == 'server' else f' (client {target})'}: its rows are used without noise": (
-            problem.target is not None
-        ),
-        "measures: losses and accuracies in the records are computed without noise": True,
-        "client memory: personal models in the records are without noise": _shows_memory(method, state),
-        f"prior knowledge: {method.name} knows the {' and '.join(known)} in advance": bool(known),
-        f"baselines ({', '.join(config.run.baselines or ())}): each spends a budget of its own on the same rows": bool(
-            config.run.baselines
-        ),
-    }
-    return [text for text, applies in found.items() if applies]
-
-
-def _shows_memory(method: Method, state: Any) -> bool:
-    """Whether what is recorded of a state is taken from client memory."""
-    asked: list[Handle] = []
-
-    def recall(handle: Handle) -> Any:
-        asked.append(handle)
-        return handle.start
-
-    method.view(with_recall(state, recall))
-    return bool(asked)
 
 
 def check_schedules(method: Method, rounds: int) -> None:

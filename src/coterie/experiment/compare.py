@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from coterie.errors import UsageError, unknown
 from coterie.experiment.build import check_needs, make_problem
 from coterie.experiment.config import Config, load, resolve
-from coterie.experiment.loop import recorded_names
+from coterie.experiment.measuring import recorded_names
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
 from coterie.measures import Measure, of_summary

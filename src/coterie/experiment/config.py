@@ -1,9 +1,11 @@
 """The configuration: tables, read from TOML, `--set` and flags (flags over file over defaults), fully resolved."""
 
+import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,6 +28,9 @@ NETWORK_CLIP = 3.0  # measured: see docs/byzantine.md
 PLATFORM = "platform"
 CODE = "code"  # the table of a record that says which code its names stood for
 ENGINES = ("local", "flower", "nvflare", "ray")
+ONLY_SIMULATED = frozenset({"friends", "groups", "optimal-weights"})  # known to nobody in a real federation
+DECISIVE = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.")
+"""The settings that decide what is computed, whatever is settled by measurement."""
 OWN_DATA = "own data"  # the name of a problem that Python was given as an object
 TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
 ALIASES = {"problem.active": "federation.active"}  # for other tools
@@ -159,6 +164,11 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted name, also those that are not set."""
         return {f"{name}.{key}": value for name, table in self.tables().items() for key, value in table.items()}
+
+    def digest(self, prefixes: tuple[str, ...], left_out: Collection[str] = ()) -> str:
+        """A name for the settings whose dotted names begin so."""
+        kept = {k: v for k, v in self.settings().items() if k.startswith(prefixes) and k not in left_out}
+        return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the settings that are not set (TOML has no null), nor tables that change nothing."""

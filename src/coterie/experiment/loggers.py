@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from coterie.errors import UsageError
 from coterie.experiment.build import Parts
-from coterie.experiment.loop import Observer, is_number
+from coterie.experiment.loop import Observer
+from coterie.experiment.measuring import is_number
 from coterie.methods import View
 
 

@@ -1,7 +1,6 @@
 """The only loop. Methods do not evaluate, log, save or print; all of that happens here."""
 
 import json
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -10,27 +9,36 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
 from coterie.experiment import checkpoint
-from coterie.experiment.build import Parts, budget, using_threads
+from coterie.experiment.build import Parts, using_threads
 from coterie.experiment.config import code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
-from coterie.experiment.records import Records, rounds_done, save_model
+from coterie.experiment.measuring import (
+    all_finite,
+    finite_or_none,
+    is_finite,
+    is_number,
+    recorded,
+    recorded_names,
+    rounded,
+)
+from coterie.experiment.privacy import budget
+from coterie.experiment.records import Records, read_lines, rounds_done, save_model
 from coterie.experiment.watching import terminable
 from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
-from coterie.federation.tree import Tree, named_leaves, tree_leaves
-from coterie.federation.work import Handle, Memory, remote_memories, with_recall
+from coterie.federation.tree import named_leaves
+from coterie.federation.work import remote_memories, with_recall
 from coterie.measures import Measure, declared
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
 from coterie.plugins import label
-from coterie.problems.base import Problem, measured
+from coterie.problems.base import measured
 from coterie.stop import Rule, rule
 from coterie.storage import write_json
 
@@ -200,7 +208,7 @@ class _Run:
             self.note(known)
             view = seen(self.parts, self.done.state)
             measures = measured(self.parts.problem, view)
-            first = self.done._replace(guard=self.done.guard.after(_finite_or_none(measures.get(MEASURE))))
+            first = self.done._replace(guard=self.done.guard.after(finite_or_none(measures.get(MEASURE))))
             self.complete(self.record(first, view, measures))
             if self.folder is not None:
                 write_json(self.folder / "measures.json", [measure.as_dict() for measure in self.measures()])
@@ -241,7 +249,7 @@ class _Run:
             return Outcome("failed", f"in round {t + 1}: {error}")
         self.unwritten(versions)
         self.note(events)
-        if not _finite(state):
+        if not all_finite(state):
             return self.diverged(t + 1)
         done = self.done._replace(
             state=state,
@@ -257,7 +265,7 @@ class _Run:
         if self.guarded and not skipped:
             view = seen(self.parts, state)
             measures = measured(self.parts.problem, view) if recorded else self.parts.problem.validate(view)
-            kept = self.judged(done, _finite_or_none(measures.get(MEASURE)))
+            kept = self.judged(done, finite_or_none(measures.get(MEASURE)))
             if kept.state is not state:
                 view, measures = None, None
             done = kept
@@ -373,7 +381,7 @@ class _Run:
 
     def line(self, done: _Done, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
         """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
-        values = {k: v if _is_finite(v) else None for k, v in recorded(self.parts.problem, view, measures).items()}
+        values = {k: v if is_finite(v) else None for k, v in recorded(self.parts.problem, view, measures).items()}
         total = done.ledger["total"]
         return {"round": done.rounds, **values, "seconds": round(done.seconds, 3), "communication": total}
 
@@ -413,7 +421,7 @@ class _Run:
             "message": outcome.message,
             "final": {k: v for k, v in final.items() if k not in known},
             "measures": [measure.as_dict() for measure in self.measures()],
-            "weights": None if view.weights is None else _rounded(view.weights.tolist()),
+            "weights": None if view.weights is None else rounded(view.weights.tolist()),
             "friends": problem.friends,
             "communication": ledger.total._asdict(),
             "seconds": round(self.done.seconds, 3),
@@ -458,7 +466,7 @@ def complete_views(parts: Parts, view: View, done: _Done, notes: list[str]) -> t
 
 def with_buffers(parts: Parts, view: View, notes: list[str]) -> View:
     """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
-    if parts.config.privacy.clip is not None or not _finite(view.model):
+    if parts.config.privacy.clip is not None or not all_finite(view.model):
         return view
     try:
         return parts.problem.finished(parts.fed, view)
@@ -535,69 +543,6 @@ def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
     return budget is not None and moved["bytes_up"] + moved["bytes_down"] >= budget
 
 
-def recorded(problem: Problem, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """What a record holds of a view: the problem's measures, statistics of the weights, and the method's own numbers.
-
-    Args:
-        problem: what is minimised.
-        view: what is seen of a state.
-        measures: the problem's measures, where they are known already.
-    """
-    measures = measured(problem, view) if measures is None else measures
-    return {**measures, **weight_statistics(view.weights, problem.friends), **view.more}
-
-
-def recorded_names(problem: Problem, view: View) -> list[str]:
-    """The names of the measures that a record will hold."""
-    return [name for name, value in recorded(problem, view).items() if is_number(value)]
-
-
-def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
-    """How weight is spread: the effective number of clients 1/Σw², the largest weight, the friends' share if known.
-
-    Of a matrix, the mean effective number over its rows and the largest weight in all.
-    """
-    if weights is None:
-        return {}
-    w = weights.cpu().double()
-    effective = 1.0 / w.square().sum(-1)
-    statistics = {"effective_clients": float(effective.mean()), "largest_weight": float(w.max())}
-    if friends is not None and w.dim() == 1:
-        statistics["friends_weight"] = float(w[:friends].sum())
-    return statistics
-
-
-def _finite(state: Tree) -> bool:
-    """Whether all numbers of a state are finite; nodes do not keep memory that is not."""
-    payloads = [leaf.payload if isinstance(leaf, Memory) else leaf for leaf in tree_leaves(state)]
-    return all(map(_is_finite, tree_leaves([payload for payload in payloads if not isinstance(payload, Handle)])))
-
-
-def _rounded(weights: list[Any]) -> list[Any]:
-    """To the digits of weights.csv; of a matrix, row by row."""
-    return [_rounded(w) if isinstance(w, list) else float(f"{w:.9g}") for w in weights]
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value of a record is a number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(torch.isfinite(value).all())
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A record file that grew line by line; every line has its round."""
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return [{**line, "round": int(line["round"])} for line in lines]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
-
-
 def _not_finite(events: list[dict[str, Any]], phase: str) -> bool:
     """Whether a phase without a sound reply failed because the values diverged: at least half of its clients replied
     with values that are not finite. A reply that was spoilt on its way, or a minority, says nothing of the model."""
@@ -614,10 +559,6 @@ def _with_first_client(why: str, events: list[dict[str, Any]], names: Sequence[s
     if first is None:
         return why
     return f"{why} ({client_label(first['client'], names)}: {first['event']}, {first['reason']})"
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _how_to_resume(folder: Path | None, again: str = "") -> str:

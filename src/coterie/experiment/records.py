@@ -69,6 +69,15 @@ def rounds_done(folder: Path) -> int:
         return 0  # not begun, or a line that is longer than the tail
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A record file that grew line by line; every line has its round."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [{**line, "round": int(line["round"])} for line in lines]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
+
+
 class Records:
     """Open record files of one run, cut back to the lengths that a checkpoint knows."""
 
