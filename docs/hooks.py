@@ -192,11 +192,15 @@ def _words(kind: ast.expr, file: Path) -> str:
 
 
 def _number(value: ast.expr, file: Path) -> float:
-    """A bound: a number, or an expression such as 2**31 or len(CLEAN) in constants of the module."""
+    """A bound: a number, a power such as 2**31, a constant of the module, or the length of one."""
     constants = _assigned(_tree(file))
-    used = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} & set(constants)
-    known = {name: ast.literal_eval(constants[name]) for name in used}
-    return float(eval(ast.unparse(value), {"__builtins__": {"len": len}}, known))
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Pow):
+        return _number(value.left, file) ** _number(value.right, file)
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "len":
+        return float(len(ast.literal_eval(constants[ast.unparse(value.args[0])])))
+    if isinstance(value, ast.Name):
+        return _number(constants[value.id], file)
+    return float(ast.literal_eval(value))
 
 
 def _alias(name: str, file: Path) -> tuple[ast.expr, Path] | None:

@@ -3,7 +3,8 @@
 python tools/bounds.py lowest [--venv DIR]
 python tools/bounds.py newest [--extra flower] [--venv DIR]
 
-The lowest versions are those that the specifiers name; what these packages need themselves is pip's choice.
+The lowest versions are those that the specifiers name; what these packages need themselves is pip's choice. torch is
+the one of constraints.txt in both: of other versions the registry may have builds with CUDA only.
 """
 
 import argparse
@@ -28,14 +29,18 @@ SUITE = [
     "tests/remote/test_codec.py",
     "tests/test_layers.py",
 ]
+FIXED = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
 
 
 def declared(extra: str) -> list[Requirement]:
-    """The requirements of an extra, or the base ones for an empty name."""
+    """The requirements of an extra, with those of the extras that it names, or the base ones for an empty name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [
-        Requirement(text) for text in (project["optional-dependencies"][extra] if extra else project["dependencies"])
-    ]
+    texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    found = []
+    for requirement in map(Requirement, texts):
+        own = requirement.name == project["name"]
+        found += [other for name in requirement.extras for other in declared(name)] if own else [requirement]
+    return found
 
 
 def lowest(requirement: Requirement) -> str:
@@ -53,13 +58,15 @@ def main() -> None:
     parser.add_argument("--extra", action="append", default=[], help="install this extra too")
     parser.add_argument("--venv", type=Path, help="where to build it; by default a temporary folder")
     given = parser.parse_args()
-    wanted = [one for extra in ("", "test", *given.extra) for one in declared(extra)]
-    texts = sorted({lowest(one) if given.which == "lowest" else str(one) for one in wanted})
+    wanted = [r for extra in ("", "test", *given.extra) for r in declared(extra) if r.name != "torch"]
+    texts = sorted({lowest(r) if given.which == "lowest" else str(r) for r in wanted})
     with tempfile.TemporaryDirectory(prefix="bounds-") as name:
         venv = given.venv or Path(name)
         python = str(venv / "bin" / "python")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", *texts], check=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*install, "--upgrade", *FIXED, *texts], check=True)
+        subprocess.run([*install, "--no-deps", "--editable", str(ROOT)], check=True)
         subprocess.run([python, "-m", "pip", "freeze"], check=True)
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITE]

@@ -299,10 +299,6 @@ def _same_in_chunks(work: Work) -> bool:
     import torch
 
     clients = torch.arange(CLIENTS)
-    whole = work(clients)
-    for size in CHUNKS:
-        for chunk in (clients[first : first + size] for first in range(0, CLIENTS, size)):
-            part = work(chunk if len(chunk) > 1 else chunk.repeat(2))[: len(chunk)]
-            if not torch.equal(part, whole[chunk]):
-                return False
-    return True
+    whole, chunks = work(clients), [chunk for size in CHUNKS for chunk in torch.split(clients, size)]
+    parts = (work(chunk if len(chunk) > 1 else chunk.repeat(2))[: len(chunk)] for chunk in chunks)
+    return all(torch.equal(part, whole[chunk]) for part, chunk in zip(parts, chunks, strict=True))

@@ -2,9 +2,7 @@
 that started it follows the run until the file is there."""
 
 import json
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.errors import CoterieError, RunError, UsageError
+from coterie.experiment.watching import terminable
 
 Log = Callable[[str], None]
 
@@ -119,17 +118,8 @@ def follow(
 @contextmanager
 def interruptible() -> Iterator[None]:
     """SIGTERM ends this process as Ctrl-C does, so that everything it started is ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        with terminable():
+            yield
     except KeyboardInterrupt:
         raise RunError("stopped by the user; what was saved is intact, and `coterie resume` goes on.") from None
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,10 +1,8 @@
 """From a configuration to live objects: problem, method, federation; misfits are explained before the first round."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from weakref import finalize
@@ -13,10 +11,13 @@ import torch
 
 from coterie import machine
 from coterie.errors import UsageError, clean
-from coterie.experiment.checkpoint import MAY_CHANGE
-from coterie.experiment.config import Config, FaultsTable, FederationTable, PrivacyTable
+from coterie.experiment.config import DECISIVE, Config, FaultsTable, FederationTable, PrivacyTable
+from coterie.experiment.config import ONLY_SIMULATED as ONLY_SIMULATED
+from coterie.experiment.privacy import noise_name as noise_name
+from coterie.experiment.privacy import privacy_stage, statistics_privacy
 from coterie.federation import (
     Call,
+    Engine,
     Federation,
     Ledger,
     LocalEngine,
@@ -31,16 +32,7 @@ from coterie.federation.local import Mode
 from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
 from coterie.federation.stages.compression import Compression
 from coterie.federation.stages.faults import Faults
-from coterie.federation.stages.privacy import (
-    Mechanism,
-    Privacy,
-    composed,
-    epsilon,
-    library,
-    sends_whole_numbers,
-    unamplified,
-)
-from coterie.federation.work import Handle, with_recall
+from coterie.federation.work import with_recall
 from coterie.methods import Method
 from coterie.methods.registry import METHODS, learns_weights, method_entry
 from coterie.methods.shared.forfeiting import forfeiting
@@ -51,12 +43,10 @@ from coterie.problems import Context
 from coterie.problems.base import Problem, measured
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.tasks.supervised import Supervised
-from coterie.settings import StatisticsPrivacy
 
 MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE
 TYPICAL_BATCH = 64
-ONLY_SIMULATED = frozenset({"friends", "groups", "optimal-weights"})  # known to nobody in a real federation
 IN_WORDS = {"everyone": "validation rows of every client (problem.everyone=true; in Python, validation=[…])"}
 
 
@@ -83,21 +73,6 @@ def make_problem(config: Config) -> Any:
     return compiled(problem, config.run.problem) if config.run.compile else problem
 
 
-def statistics_privacy(config: Config) -> StatisticsPrivacy | None:
-    """How the clients of problem `files` hide their statistics; None without noise, where nothing is promised."""
-    table = config.privacy
-    if config.run.problem != "files":
-        for setting in ("statistics", "bounds", "categories"):
-            if getattr(table, setting) is not None:
-                raise UsageError(
-                    f"privacy.{setting} is for problem files; {config.run.problem} learns no statistics from its "
-                    "clients. Leave it out."
-                )
-    if not table.noise:
-        return None
-    return StatisticsPrivacy(table.statistics or table.noise, table.bounds or {}, table.categories or {})
-
-
 def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None, mode: Mode = "sequential") -> Node:
     """The node of some clients of a configured problem, for trying a network out: it keeps their rows alone.
 
@@ -111,9 +86,9 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     return node_for(problem, clients, target=target, mode=mode, names=names, **options)
 
 
-def build_problem_and_method(config: Config) -> tuple[Any, Method]:
-    """The problem and the method of a configuration, which fit each other and the engine."""
-    problem = make_problem(config)
+def build_problem_and_method(config: Config, problem: Problem | None = None) -> tuple[Any, Method]:
+    """The problem, unless it is given, and the method of a configuration, which fit each other and the engine."""
+    problem = make_problem(config) if problem is None else problem
     method = method_entry(config.run.method).make(**config.method)
     check_needs(method, problem, config.run.problem)
     check_schedules(method, config.run.rounds)
@@ -126,9 +101,15 @@ def build_problem_and_method(config: Config) -> tuple[Any, Method]:
     return problem, method
 
 
-def assemble(config: Config, network: Network | None = None) -> Parts:
-    """Build what a configuration describes; run.engine other than local needs its network."""
-    problem, method = build_problem_and_method(config)
+def assemble(config: Config, network: Network | None = None, problem: Problem | None = None) -> Parts:
+    """Build what a configuration describes.
+
+    Args:
+        config: the configuration.
+        network: makes the transport of an engine other than the local one.
+        problem: the problem of the configuration, where it was built before.
+    """
+    problem, method = build_problem_and_method(config, problem)
     threads = config.run.threads if config.run.threads != "auto" else threads_for(problem)
     config = config.with_run(threads=threads)
     if config.run.engine == "local":
@@ -230,13 +211,7 @@ def check_deployable(config: Config, method: Method, problem: Problem) -> None:
 
 def run_name(config: Config) -> str:
     """The name by which nodes know a run; a resumed run has the same, whatever was settled by measurement since."""
-    run = ("run.method", "run.problem", "run.seed", "run.dtype")
-    kept = {k: v for k, v in config.settings().items() if k in run or k.startswith(("method.", "problem."))}
-    return _digest(kept)
-
-
-def _digest(settings: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return config.digest(DECISIVE)
 
 
 def federate_remotely(
@@ -269,21 +244,16 @@ def federate_remotely(
         device=problem.start.device,
     )
     engine.connect()
-    fed = Federation.on(
-        engine,
-        book=engine.book,
-        participation=Participation(table.active, table.count),
-        screening=screening(table),
-        target=table.target,
-    )
     one_by_one = {"mode": "sequential" if table.mode == "auto" else table.mode, "chunk": 1}
-    return fed, getattr(transport, "chosen", None) or one_by_one
+    return _federation(engine, table, book=engine.book), getattr(transport, "chosen", None) or one_by_one
 
 
-def screening(table: FederationTable) -> Screening:
-    """What updates must pass."""
+def _federation(engine: Engine, table: FederationTable, **more: Any) -> Federation:
+    """The federation of an engine with participation, screening and target as configured."""
     clip = None if table.clip == "none" else table.clip
-    return Screening(table.norm, clip, table.trust, copies=table.screen_copies is True)
+    screening = Screening(table.norm, clip, table.trust, copies=table.screen_copies is True)
+    participation = Participation(table.active, table.count)
+    return Federation.on(engine, participation=participation, screening=screening, target=table.target, **more)
 
 
 def _check_table(problem: Problem, table: FederationTable) -> None:
@@ -297,22 +267,15 @@ def _check_table(problem: Problem, table: FederationTable) -> None:
 
 def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict[str, Any]]:
     """The local federation of a problem, and the mode and chunk that were chosen for it."""
-    target = problem.target
     _check_table(problem, table)
     chunk = table.chunk if table.chunk != "auto" else _chunk(problem, table.memory)
-    engine = LocalEngine(problem.task, problem.train, problem.valid, target, chunk=chunk)
+    engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target, chunk=chunk)
     alone = _one_by_one(problem)
     if alone is not None and table.mode == "vmap":
         raise UsageError(f"federation.mode = vmap is impossible: {alone}. Leave it at auto, or set sequential.")
     mode = table.mode if table.mode != "auto" else _mode(problem, engine)
-    engine = LocalEngine(problem.task, problem.train, problem.valid, target, mode=mode, chunk=chunk)
-    attack = problem.attack
-    fed = Federation.on(
-        engine if attack is None or not attack.on_uploads else staged(engine, attack),
-        participation=Participation(table.active, table.count),
-        screening=screening(table),
-        target=table.target,
-    )
+    attacks = [problem.attack] if problem.attack is not None and problem.attack.on_uploads else []
+    fed = _federation(staged(replace(engine, mode=mode), *attacks), table)
     if alone is not None and table.mode == "auto":
         reason = f"clients are computed one after the other (mode = sequential): {alone}"
         fed.book.events.append({"round": 0, "event": "warning", "reason": clean(reason)})
@@ -339,90 +302,6 @@ def with_simulated_stages(fed: Federation, method: Method, problem: Problem, con
     return replace(fed, engine=staged(fed.engine, *stages))
 
 
-def privacy_stage(method: Method, problem: Problem, config: Config) -> Privacy:
-    """How clients hide their uploads; refused without the accountant, or if the method sends whole numbers."""
-    table = config.privacy
-    assert table.clip is not None
-    if table.noise:
-        library()
-    for work in method.whole_numbers:
-        raise sends_whole_numbers(work)
-    return Privacy(Mechanism(table.clip, table.noise), noise_name(config), table.delta, released(problem))
-
-
-def noise_name(config: Config) -> str:
-    """A name of all settings that decide what clients upload; a resumed run has the same.
-
-    Runs that differ have independent noise: equal noise would cancel between a run and its baselines.
-    """
-    tables = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.", "federation.", "faults.")
-    left_out = MAY_CHANGE | {"federation.mode"}  # settled by measurement
-    kept = {k: v for k, v in config.settings().items() if k.startswith((*tables, "privacy.")) and k not in left_out}
-    return _digest(kept)
-
-
-def released(problem: Problem) -> tuple[float, ...]:
-    """The noise multipliers of what every client released while the problem was made."""
-    return () if problem.released is None else (problem.released,)
-
-
-def budget(parts: Parts, state: Any, events: Mapping[str, int]) -> dict[str, Any]:
-    """What a run has spent of its privacy, and what that does not cover; JSON has no infinity: None."""
-    config, problem = parts.config, parts.problem
-    table, federation = config.privacy, config.federation
-    view = parts.method.view(state)
-    spent = {key: view.more[key] for key in ("uploads", "uploads_a_round", "epsilon")}
-    if noises := released(problem):
-        spent["epsilon_statistics"] = epsilon(composed((z, 1) for z in noises), 1, table.delta)
-    reason = unamplified(
-        federation.active,
-        fixed_number=federation.count is not None,
-        weights=view.weights is not None,
-        events=bool(events),
-    )
-    sampled = {"epsilon_sampled": None, "epsilon_sampled_reason": reason}
-    return {**table.model_dump(exclude_none=True), **spent, **sampled, "not_covered": not_covered(parts, state)}
-
-
-def not_covered(parts: Parts, state: Any) -> list[str]:
-    """What leaves clients without noise, or is known of them otherwise, though [privacy] is on."""
-    config, problem, method = parts.config, parts.problem, parts.method
-    target = config.federation.target
-    known = sorted(method.needs & ONLY_SIMULATED)
-    exact = problem.spent is not None and not released(problem)
-    found = {
-        "updates: privacy.noise = 0 clips them and adds no noise": not config.privacy.noise,
-        "statistics: means, deviations, words and class counts of the clients' rows are exact": exact,
-        "the seed: noise is drawn from run.seed, and whoever knows it can subtract the noise": bool(
-            config.privacy.noise
-        ),
-        "sizes: every client's number of rows is used as it is": True,
-        "participation: who takes part, answers or fails is recorded": True,
-        f"the target{'' if target == 'server' else f' (client {target})'}: its rows are used without noise": (
-            problem.target is not None
-        ),
-        "measures: losses and accuracies in the records are computed without noise": True,
-        "client memory: personal models in the records are without noise": _shows_memory(method, state),
-        f"prior knowledge: {method.name} knows the {' and '.join(known)} in advance": bool(known),
-        f"baselines ({', '.join(config.run.baselines or ())}): each spends a budget of its own on the same rows": bool(
-            config.run.baselines
-        ),
-    }
-    return [text for text, applies in found.items() if applies]
-
-
-def _shows_memory(method: Method, state: Any) -> bool:
-    """Whether what is recorded of a state is taken from client memory."""
-    asked: list[Handle] = []
-
-    def recall(handle: Handle) -> Any:
-        asked.append(handle)
-        return handle.start
-
-    method.view(with_recall(state, recall))
-    return bool(asked)
-
-
 def check_schedules(method: Method, rounds: int) -> None:
     """Refuse steps that end before the run does, or that are not positive in some round."""
     for name, plan in method.schedules.items():
@@ -436,14 +315,11 @@ def check_needs(method: Method, problem: Problem, problem_name: str) -> None:
     missing = [IN_WORDS.get(need, need) for need in sorted(method.needs - problem.offers)]
     suitable = [e.name for e in METHODS if e.make().fits(problem.offers)]
     offers = ", ".join(sorted(problem.offers))
+    lacks_target = "target" in method.needs - problem.offers
+    remedy = " Give the target's validation rows (target=… in Python)." if lacks_target else ""
     raise UsageError(
         f"{method.name} needs {' and '.join(missing)}; problem {problem_name} offers {offers}. "
-        f"Methods that fit: {', '.join(suitable) or 'none'}."
-        + (
-            " Give the target's validation rows (target=… in Python)."
-            if "target" in method.needs - problem.offers
-            else ""
-        )
+        f"Methods that fit: {', '.join(suitable) or 'none'}.{remedy}"
     )
 
 
@@ -475,12 +351,8 @@ def _mode(problem: Problem, engine: LocalEngine) -> Any:
     if machine.wanted():
         return "vmap"
     if id(problem) not in _MODES:
-        _MODES[id(problem)] = _measured(problem, engine)
+        batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
+        draw = Draw.of(0, device=engine.sizes.device)
+        _MODES[id(problem)] = faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))
         finalize(problem, _MODES.pop, id(problem))
     return _MODES[id(problem)]
-
-
-def _measured(problem: Problem, engine: LocalEngine) -> Any:
-    batch = min(TYPICAL_BATCH, int(problem.train.counts.min()))
-    draw = Draw.of(0, device=engine.sizes.device)
-    return faster_mode(engine, Call(gradient, problem.start, None, Static(batch=batch), draw))

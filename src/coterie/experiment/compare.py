@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from coterie.errors import UsageError, unknown
 from coterie.experiment.build import check_needs, make_problem
 from coterie.experiment.config import Config, load, resolve
-from coterie.experiment.loop import recorded_names
+from coterie.experiment.measuring import recorded_names
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.experiment.records import prepare
 from coterie.measures import Measure, of_summary
@@ -106,14 +106,15 @@ def compare(
     if not (folder / "compare.json").is_file() or force:
         prepare(folder, force=force)
     placed = [(case, folder / "runs" / case.name) for case in cases]
-    for case, place in placed:
-        _check_same(case, place)
+    for case, path in placed:
+        _check_same(case, path)
     write_atomically(folder / "config.toml", cases[0].config.as_toml().encode())
     result = {"methods": _unique(c.method for c in cases), "seeds": _unique(c.seed for c in cases)}
     if not (folder / "compare.json").is_file():
         write_json(folder / "compare.json", {**result, "outcome": "not finished"})
     every = max(1, cases[0].config.run.rounds // CHECKPOINTS)
-    runs = [Job(_sparing(case.config, every), place) for case, place in placed]
+    asked = cases[0].config.run.checkpoint != 1  # else fewer are enough
+    runs = [Job(case.config if asked else case.config.with_run(checkpoint=every), path) for case, path in placed]
     summaries = run_all(runs, at_once=jobs, watch=watch)
     result = {**result, **summarise(list(zip(cases, summaries, strict=True)), measure)}
     write_json(folder / "compare.json", result)
@@ -124,20 +125,15 @@ def _unique(values: Any) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def _sparing(config: Config, every: int) -> Config:
-    """With fewer checkpoints, unless they were asked for."""
-    return config.with_run(checkpoint=every) if config.run.checkpoint == 1 else config
-
-
-def _check_same(case: Case, place: Path) -> None:
-    """A run that is there already must be the one that is wanted."""
-    if not (place / "config.toml").is_file():
+def _check_same(case: Case, folder: Path) -> None:
+    """A run that is in its folder already must be the one that is wanted."""
+    if not (folder / "config.toml").is_file():
         return
-    there, wanted = load(place / "config.toml").settings(), case.config.settings()
-    for key, value in wanted.items():
-        if key not in CHOSEN and there.get(key) != value:
+    made = load(folder / "config.toml").settings()
+    for key, value in case.config.settings().items():
+        if key not in CHOSEN and made.get(key) != value:
             raise UsageError(
-                f"{place} was made with {key} = {there.get(key)}, not {value}; choose another --out, "
+                f"{folder} was made with {key} = {made.get(key)}, not {value}; choose another --out, "
                 "or overwrite the comparison with --force."
             )
 

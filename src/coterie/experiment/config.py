@@ -1,9 +1,11 @@
 """The configuration: tables, read from TOML, `--set` and flags (flags over file over defaults), fully resolved."""
 
+import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,19 +15,22 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from coterie import machine, plugins
 from coterie.errors import UsageError, unknown
-from coterie.federation.stages.faults import KINDS
+from coterie.federation.stages.faults import FaultsTable as FaultsTable
 from coterie.methods.registry import METHODS, MethodEntry, method_entry
 from coterie.problems.catalogue.registry import PROBLEMS, problem_entry
 from coterie.settings import Count, NonNegative, Positive, Probability, checked, explain
 from coterie.stop import rule
 
-T = TypeVar("T", bound="_Table")
+T = TypeVar("T", bound=BaseModel)
 
 VERSION = 1
 NETWORK_CLIP = 3.0  # measured: see docs/byzantine.md
 PLATFORM = "platform"
 CODE = "code"  # the table of a record that says which code its names stood for
 ENGINES = ("local", "flower", "nvflare", "ray")
+ONLY_SIMULATED = frozenset({"friends", "groups", "optimal-weights"})  # known to nobody in a real federation
+DECISIVE = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.")
+"""The settings that decide what is computed, whatever is settled by measurement."""
 OWN_DATA = "own data"  # the name of a problem that Python was given as an object
 TABLES = ("run", "method", "problem", "federation", "faults", "privacy", "engine")
 ALIASES = {"problem.active": "federation.active"}  # for other tools
@@ -33,7 +38,6 @@ BARE_DECIMAL = re.compile(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # p
 _LISTED = ", ".join(f"[{name}]" for name in TABLES)
 
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Range = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=2, max_length=2)]
 
 
@@ -100,33 +104,6 @@ class FederationTable(_Table):
     patience: Positive = 120.0
 
 
-class FaultsTable(_Table):
-    """[faults]: how probable it is that something goes wrong, by client and phase; see `federation/faults.py`."""
-
-    any: Share = 0.0
-    crash: Share = 0.0
-    restart: Share = 0.0
-    delay: Share = 0.0
-    duplicate: Share = 0.0
-    reorder: Share = 0.0
-    truncate: Share = 0.0
-    misshape: Share = 0.0
-    nan: Share = 0.0
-    inf: Share = 0.0
-    flip: Share = 0.0
-    huge: Share = 0.0
-    lie: Share = 0.0
-    seconds: Positive = 10.0
-    deadline: Positive = 10.0
-
-    @model_validator(mode="after")
-    def _one_at_a_time(self) -> "FaultsTable":
-        total = self.any + sum(getattr(self, kind) for kind in KINDS)
-        if total > 1.0 + 1e-9:
-            raise ValueError(f"the probabilities add up to {total:g}; a client has one fault at a time, so at most 1")
-        return self
-
-
 class PrivacyTable(_Table):
     """[privacy]: clipping and noise at the clients, see `federation/privacy.py`; off unless clip is set.
 
@@ -164,7 +141,7 @@ class EngineTable(_Table):
     simulation: bool = False
 
 
-OPTIONAL: dict[str, type[_Table]] = {"faults": FaultsTable, "privacy": PrivacyTable, "engine": EngineTable}
+OPTIONAL: dict[str, type[BaseModel]] = {"faults": FaultsTable, "privacy": PrivacyTable, "engine": EngineTable}
 
 
 @dataclass(frozen=True)
@@ -187,6 +164,11 @@ class Config:
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted name, also those that are not set."""
         return {f"{name}.{key}": value for name, table in self.tables().items() for key, value in table.items()}
+
+    def digest(self, prefixes: tuple[str, ...], left_out: Collection[str] = ()) -> str:
+        """A name for the settings whose dotted names begin so."""
+        kept = {k: v for k, v in self.settings().items() if k.startswith(prefixes) and k not in left_out}
+        return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the settings that are not set (TOML has no null), nor tables that change nothing."""
@@ -279,11 +261,16 @@ def platform_of(file: Path) -> dict[str, Any]:
 
 def _record(file: Path, table: str) -> dict[str, Any]:
     """What a config.toml records beside the settings."""
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8")).get(table, {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return {}  # `load` says what is wrong with it
+    found = recorded_tables(file).get(table)
     return found if isinstance(found, dict) else {}
+
+
+def recorded_tables(file: Path) -> dict[str, Any]:
+    """The tables of a config.toml as they are, unchecked; empty where it cannot be read."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return {}  # `load` says what is wrong with it
 
 
 def resolve(tables: Mapping[str, Mapping[str, Any]]) -> Config:

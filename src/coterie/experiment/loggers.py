@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from coterie.errors import UsageError
 from coterie.experiment.build import Parts
 from coterie.experiment.loop import Observer
+from coterie.experiment.measuring import is_number
 from coterie.methods import View
 
 
@@ -42,7 +43,7 @@ class Logging:
 
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """Everything that is one number."""
-        values = {key: float(value) for key, value in line.items() if _is_number(value) and key != "round"}
+        values = {key: float(value) for key, value in line.items() if is_number(value) and key != "round"}
         values |= {f"communication/{key}": float(value) for key, value in line["communication"].items()}
         if view.weights is not None and view.weights.dim() == 1:
             values |= {f"weights/client_{k}": w for k, w in enumerate(view.weights.tolist())}
@@ -51,10 +52,6 @@ class Logging:
     def ended(self, summary: dict[str, Any]) -> None:
         """Close it."""
         self.sink.end(summary)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Several:

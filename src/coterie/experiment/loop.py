@@ -1,37 +1,44 @@
 """The only loop. Methods do not evaluate, log, save or print; all of that happens here."""
 
 import json
-import math
-import signal
-import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
 from coterie.experiment import checkpoint
-from coterie.experiment.build import Parts, budget, using_threads
+from coterie.experiment.build import Parts, using_threads
 from coterie.experiment.config import code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
-from coterie.experiment.records import Records, save_model
+from coterie.experiment.measuring import (
+    all_finite,
+    finite_or_none,
+    is_finite,
+    is_number,
+    recorded,
+    recorded_names,
+    rounded,
+)
+from coterie.experiment.privacy import budget
+from coterie.experiment.records import Records, read_lines, rounds_done, save_model
+from coterie.experiment.watching import terminable
 from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
-from coterie.federation.tree import Tree, named_leaves
-from coterie.federation.work import Handle, Memory, remote_memories, with_recall
+from coterie.federation.tree import named_leaves
+from coterie.federation.work import remote_memories, with_recall
 from coterie.measures import Measure, declared
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
 from coterie.numerics import Draw, clusters
 from coterie.plugins import label
-from coterie.problems.base import Problem, measured
+from coterie.problems.base import measured
 from coterie.stop import Rule, rule
 from coterie.storage import write_json
 
@@ -147,21 +154,20 @@ def run_rounds(
             notes += complaints
             done = _Done.of(state, progress, lambda state: seen(parts, state))
             parts.fed.book.ledger = Ledger.from_dict(progress.ledger)
-        elif (lost := _recorded_rounds(folder)) > 0:
+        elif (lost := rounds_done(folder)) > 0:
             notes += [f"{folder / 'checkpoint'} holds no checkpoint: the run, recorded up to round {lost}, starts over"]
     with nullcontext() if folder is None else Records(folder, done.lengths) as records:
         run = _Run(parts, folder, records, observer, done, stop)
         try:
-            with _terminable(), using_threads(parts.config.run.threads):
-                begun_on = platform_of(folder / "config.toml") if folder is not None and resume else {}
-                other_code = code_changes(parts.config, folder / "config.toml") if folder is not None and resume else []
-                notes = [*notes, *run.concerned([*machine.concerns(begun_on), *other_code])]
+            with terminable(), using_threads(parts.config.run.threads):
+                file = folder / "config.toml" if folder is not None and resume else None
+                other_code = code_changes(parts.config, file) if file else []
+                notes += run.concerned([*machine.concerns(platform_of(file) if file else {}), *other_code])
                 if resume:
                     run.resumed(notes)
                 if observer is not None:
                     observer.started(parts, done.rounds)
-                    for note in notes:
-                        getattr(observer, "noted", _unheard)(note)
+                    run.tell("noted", notes)
                 outcome = run.rounds()
         except KeyboardInterrupt:
             run.undo()
@@ -171,43 +177,38 @@ def run_rounds(
     return run.finish(outcome, notes)
 
 
+@dataclass
 class _Run:
     """The loop's own bookkeeping for one run."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        folder: Path | None,
-        records: Records | None,
-        observer: Observer | None,
-        done: _Done,
-        stop: Rule | None = None,
-    ) -> None:
-        self.parts, self.folder, self.records, self.observer, self.done = (
-            parts,
-            folder,
-            records,
-            observer,
-            done,
-        )
-        self.draw = Draw.of(parts.config.run.seed, device=parts.fed.sizes.device)
-        self.history = _history(folder) if done.lengths.get("metrics.jsonl") else []
-        self.weights: list[tuple[int, Tensor]] = []
-        self.events: list[dict[str, Any]] = []
-        self.clock = perf_counter() - done.seconds
-        self.saved = done.rounds if done.rounds else -1
+    parts: Parts
+    folder: Path | None
+    records: Records | None
+    observer: Observer | None
+    done: _Done
+    rule: Rule | None
+    weights: list[tuple[int, Tensor]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    stopped: str = ""
+    unchecked: int = IN_PLACE_CHECKS
+
+    def __post_init__(self) -> None:
+        self.draw = Draw.of(self.parts.config.run.seed, device=self.parts.fed.sizes.device)
+        begun = self.folder and self.done.lengths.get("metrics.jsonl")
+        self.history = read_lines(self.folder / "metrics.jsonl") if self.folder and begun else []
+        self.clock = perf_counter() - self.done.seconds
+        self.saved = self.done.rounds or -1
         # nodes may forget what nobody here holds any more; a run may have to go back to these
-        self.safe = deque([remote_memories(done.state)], maxlen=checkpoint.KEEP)
-        self.guarded = guarded(parts)
-        self.rule, self.stopped, self.unchecked = stop, "", IN_PLACE_CHECKS
+        self.safe = deque([remote_memories(self.done.state)], maxlen=checkpoint.KEEP)
+        self.guarded = guarded(self.parts, self.done.state)
 
     def rounds(self) -> Outcome:
         known = self.parts.fed.book.drain()  # before the first round
         if not self.history:
             self.note(known)
-            view = self.view(self.done.state)
+            view = seen(self.parts, self.done.state)
             measures = measured(self.parts.problem, view)
-            first = self.done._replace(guard=self.done.guard.after(_finite_or_none(measures.get(MEASURE))))
+            first = self.done._replace(guard=self.done.guard.after(finite_or_none(measures.get(MEASURE))))
             self.complete(self.record(first, view, measures))
             if self.folder is not None:
                 write_json(self.folder / "measures.json", [measure.as_dict() for measure in self.measures()])
@@ -248,7 +249,7 @@ class _Run:
             return Outcome("failed", f"in round {t + 1}: {error}")
         self.unwritten(versions)
         self.note(events)
-        if not _finite(state):
+        if not all_finite(state):
             return self.diverged(t + 1)
         done = self.done._replace(
             state=state,
@@ -262,9 +263,9 @@ class _Run:
         recorded = last or (t + 1) % config.run.record == 0
         view, measures = None, None
         if self.guarded and not skipped:
-            view = self.view(state)
+            view = seen(self.parts, state)
             measures = measured(self.parts.problem, view) if recorded else self.parts.problem.validate(view)
-            kept = self.judged(done, _finite_or_none(measures.get(MEASURE)))
+            kept = self.judged(done, finite_or_none(measures.get(MEASURE)))
             if kept.state is not state:
                 view, measures = None, None
             done = kept
@@ -331,7 +332,7 @@ class _Run:
 
     def measures(self) -> tuple[Measure, ...]:
         """The declared measures of the record, the most important first."""
-        names = {k: None for line in self.history for k, v in line.items() if v is None or _is_number(v)}
+        names = {k: None for line in self.history for k, v in line.items() if v is None or is_number(v)}
         return declared(self.parts.problem.declares, names)
 
     def note(self, events: list[dict[str, Any]]) -> None:
@@ -350,10 +351,14 @@ class _Run:
     def concerned(self, concerns: list[str]) -> list[str]:
         """Record what is to be known about the bits of this run, and report it."""
         self.note([{"round": self.done.rounds, "event": "bits", "reason": concern} for concern in concerns])
-        warned: Callable[[str], None] = getattr(self.observer, "warned", lambda concern: None)
-        for concern in concerns:
-            warned(concern)
+        self.tell("warned", concerns)
         return concerns
+
+    def tell(self, kind: Literal["noted", "warned"], texts: Sequence[str]) -> None:
+        """Give texts to an observer that listens to them."""
+        hear: Callable[[str], None] = getattr(self.observer, kind, lambda text: None)
+        for text in texts:
+            hear(text)
 
     def resumed(self, notes: list[str]) -> None:
         self.note([{"round": self.done.rounds, "event": "resumed", "reason": "; ".join(notes)}])
@@ -361,7 +366,7 @@ class _Run:
 
     def record(self, done: _Done, view: View | None = None, measures: Mapping[str, float] | None = None) -> _Done:
         """Write a line of the record; the round with its best model. View and measures are given where known."""
-        view = self.view(done.state) if view is None else view
+        view = seen(self.parts, done.state) if view is None else view
         line = self.line(done, view, measures)
         self.history.append(line)
         if self.records:
@@ -376,7 +381,7 @@ class _Run:
 
     def line(self, done: _Done, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
         """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
-        values = {k: v if _is_finite(v) else None for k, v in recorded(self.parts.problem, view, measures).items()}
+        values = {k: v if is_finite(v) else None for k, v in recorded(self.parts.problem, view, measures).items()}
         total = done.ledger["total"]
         return {"round": done.rounds, **values, "seconds": round(done.seconds, 3), "communication": total}
 
@@ -390,10 +395,6 @@ class _Run:
         self.saved = done.rounds
         self.safe.append(remote_memories(done.state))
 
-    def view(self, state: Any) -> View:
-        """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
-        return seen(self.parts, state)
-
     def diverged(self, t: int) -> Outcome:
         steps = {k: v for k, v in self.parts.config.method.items() if k.endswith("step") and isinstance(v, float | str)}
         shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in steps.items()}
@@ -404,8 +405,7 @@ class _Run:
         )
 
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
-        view = self.view(self.done.state)
-        config = self.parts.config
+        view, config, problem = seen(self.parts, self.done.state), self.parts.config, self.parts.problem
         recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
@@ -421,48 +421,36 @@ class _Run:
             "message": outcome.message,
             "final": {k: v for k, v in final.items() if k not in known},
             "measures": [measure.as_dict() for measure in self.measures()],
-            "weights": None if view.weights is None else _rounded(view.weights.tolist()),
-            "friends": self.parts.problem.friends,
+            "weights": None if view.weights is None else rounded(view.weights.tolist()),
+            "friends": problem.friends,
             "communication": ledger.total._asdict(),
             "seconds": round(self.done.seconds, 3),
             "platform": {**machine.platform(), "chunk_free": not machine.depends_on_chunk()},
         }
-        if ledger.wire.exchanges:
-            summary["wire"] = ledger.wire._asdict()
-        if self.parts.problem.names:
-            summary["names"] = list(self.parts.problem.names)
-        if view.weights is not None and view.weights.dim() == 2:
-            summary["clusters"] = clusters(view.weights)
-        if best is not None:
-            summary["best"] = {"round": best.round, **{k: v for k, v in best.line.items() if k not in known}}
-            worse = comparison(self.history[0] if self.history else {}, best.line, final)
-            if worse:
-                summary["best"]["note"] = worse
         events = self.happened()
-        if config.privacy.clip is not None:
-            summary["privacy"] = budget(self.parts, self.done.state, events)
-        if events:
-            summary["events"] = events
-        if self.stopped:
-            summary["stopped"] = self.stopped
-        if self.parts.problem.notes:
-            summary["data_notes"] = list(self.parts.problem.notes)
-        if notes:
-            summary["notes"] = notes
+        extra: dict[str, Any] = {  # as far as there is something to say
+            "wire": ledger.wire._asdict() if ledger.wire.exchanges else None,
+            "names": list(problem.names),
+            "clusters": clusters(view.weights) if view.weights is not None and view.weights.dim() == 2 else None,
+            "best": None if best is None else {k: v for k, v in best.line.items() if k not in known - {"round"}},
+            "privacy": None if config.privacy.clip is None else budget(self.parts, self.done.state, events),
+            "events": events,
+            "stopped": self.stopped,
+            "data_notes": list(problem.notes),
+            "notes": notes,
+        }
+        summary |= {key: value for key, value in extra.items() if value}
+        if best is not None and (worse := comparison(self.history[0] if self.history else {}, best.line, final)):
+            summary["best"]["note"] = worse
         if self.folder is not None:
-            metadata = {
-                "format": "pt",
-                "coterie_method": label(config.run.method),
-                "coterie_problem": label(config.run.problem),
-            }
-            save_model(self.folder / "model.safetensors", self.parts.problem.named(view), metadata)
+            about = {"format": "pt", "coterie_method": summary["method"], "coterie_problem": summary["problem"]}
+            save_model(self.folder / "model.safetensors", problem.named(view), about)
             if best is not None:
-                metadata = {**metadata, "coterie_round": str(best.round)}
-                save_model(self.folder / "model-best.safetensors", self.parts.problem.named(best.view), metadata)
-            for name, data in self.parts.problem.artifacts.items():
+                about["coterie_round"] = str(best.round)
+                save_model(self.folder / "model-best.safetensors", problem.named(best.view), about)
+            files = {**problem.artifacts, "ledger.json": ledger.as_dict(), "summary.json": summary}
+            for name, data in files.items():
                 write_json(self.folder / name, data)
-            write_json(self.folder / "ledger.json", ledger.as_dict())
-            write_json(self.folder / "summary.json", summary)
         if self.observer:
             self.observer.ended(summary)
         return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events, best)
@@ -478,7 +466,7 @@ def complete_views(parts: Parts, view: View, done: _Done, notes: list[str]) -> t
 
 def with_buffers(parts: Parts, view: View, notes: list[str]) -> View:
     """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
-    if parts.config.privacy.clip is not None or not _finite(view.model):
+    if parts.config.privacy.clip is not None or not all_finite(view.model):
         return view
     try:
         return parts.problem.finished(parts.fed, view)
@@ -525,20 +513,23 @@ def stored(parts: Parts, folder: Path) -> Result:
     events = read_lines(folder / "events.jsonl")
     ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text(encoding="utf-8")))
     view, best = complete_views(parts, seen(parts, state), done, [])
-    return Result(view, _history(folder), ledger, summary, state, [], events, best)
+    return Result(view, read_lines(folder / "metrics.jsonl"), ledger, summary, state, [], events, best)
 
 
-def guarded(parts: Parts) -> bool:
+def guarded(parts: Parts, state: Any) -> bool:
     """Whether rounds are judged by the validation loss: federation.guard, or by default for methods that learn weights.
 
     The server must hold the validation rows; then judging costs one evaluation on them per round, and no traffic.
+
+    Args:
+        parts: the live objects of the run.
+        state: any state of the method.
     """
     wanted = parts.config.federation.guard
     learns = parts.method.learns_weights or learns_weights(parts.config.run.method)
     if wanted is False or (wanted == "auto" and not learns):
         return False
-    held = parts.fed.target == "server"
-    able = held and MEASURE in parts.problem.validate(parts.method.view(parts.method.init(parts.problem, parts.fed.n)))
+    able = parts.fed.target == "server" and MEASURE in parts.problem.validate(parts.method.view(state))
     if wanted is True and not able:
         raise UsageError(
             "federation.guard = true needs validation rows at the server and one model for all, and this run lacks "
@@ -550,83 +541,6 @@ def guarded(parts: Parts) -> bool:
 def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
     """Whether what was moved, up and down, reaches a budget of bytes."""
     return budget is not None and moved["bytes_up"] + moved["bytes_down"] >= budget
-
-
-def recorded(problem: Problem, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """What a record holds of a view: the problem's measures, statistics of the weights, and the method's own numbers.
-
-    Args:
-        problem: what is minimised.
-        view: what is seen of a state.
-        measures: the problem's measures, where they are known already.
-    """
-    measures = measured(problem, view) if measures is None else measures
-    return {**measures, **weight_statistics(view.weights, problem.friends), **view.more}
-
-
-def recorded_names(problem: Problem, view: View) -> list[str]:
-    """The names of the measures that a record will hold."""
-    return [name for name, value in recorded(problem, view).items() if _is_number(value)]
-
-
-def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
-    """How weight is spread: the effective number of clients 1/Σw², the largest weight, the friends' share if known.
-
-    Of a matrix, the mean effective number over its rows and the largest weight in all.
-    """
-    if weights is None:
-        return {}
-    w = weights.cpu().double()
-    effective = 1.0 / w.square().sum(-1)
-    statistics = {"effective_clients": float(effective.mean()), "largest_weight": float(w.max())}
-    if friends is not None and w.dim() == 1:
-        statistics["friends_weight"] = float(w[:friends].sum())
-    return statistics
-
-
-def _finite(state: Tree) -> bool:
-    for _, leaf in named_leaves(state):
-        if isinstance(leaf, Memory) and isinstance(leaf.payload, Handle):
-            continue  # nodes do not keep what is not finite
-        inner = [t for _, t in named_leaves(leaf.payload)] if isinstance(leaf, Memory) else [leaf]
-        for tensor in inner:
-            if not _is_finite(tensor):
-                return False
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                return False
-    return True
-
-
-def _rounded(weights: list[Any]) -> list[Any]:
-    """To the digits of weights.csv; of a matrix, row by row."""
-    return [_rounded(w) if isinstance(w, list) else float(f"{w:.9g}") for w in weights]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _history(folder: Path | None) -> list[dict[str, Any]]:
-    """The lines recorded before the interruption."""
-    if folder is None:
-        return []
-    path = folder / "metrics.jsonl"
-    try:
-        return [{**line, "round": int(line["round"])} for line in read_lines(path)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """A record file that grew line by line."""
-    try:
-        return [dict(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
 
 
 def _not_finite(events: list[dict[str, Any]], phase: str) -> bool:
@@ -647,38 +561,5 @@ def _with_first_client(why: str, events: list[dict[str, Any]], names: Sequence[s
     return f"{why} ({client_label(first['client'], names)}: {first['event']}, {first['reason']})"
 
 
-def _recorded_rounds(folder: Path) -> int:
-    """The last round in metrics.jsonl; 0 where nothing can be read."""
-    try:
-        return max(int(line["round"]) for line in read_lines(folder / "metrics.jsonl"))
-    except (UsageError, KeyError, TypeError, ValueError):
-        return 0
-
-
-def _unheard(note: str) -> None:
-    """For observers that do not listen to notes."""
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _how_to_resume(folder: Path | None, again: str = "") -> str:
     return "" if folder is None else f"stopped by the user; go on with: {again or f'coterie resume {folder}'}"
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM stops a run as Ctrl-C does, with its state saved."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -10,19 +10,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Lock, local
 from typing import Any, NamedTuple
 
 from coterie import machine
 from coterie.consent import search_path
 from coterie.errors import RunError
 from coterie.experiment.config import Config, load
+from coterie.experiment.records import rounds_done as rounds_done
 from coterie.experiment.run import finished
 from coterie.storage import make_folder, write_atomically
 
-TAIL = 1 << 16
 TICK = 0.5
 
 
@@ -91,11 +91,9 @@ class _Worker:
     def close(self) -> None:
         """No more runs."""
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
+            with suppress(BrokenPipeError):  # it ended with something still to be read
+                if pipe is not None:
                     pipe.close()
-                except BrokenPipeError:  # it ended with something still to be read
-                    continue
         self._process.wait()
         self._said.close()
 
@@ -106,43 +104,32 @@ class _Worker:
 
 
 class _Workers:
-    """Workers, started as they are needed; one that has died is replaced."""
+    """Workers, one per thread that needs one; one that has died is replaced."""
 
     def __init__(self, threads: int, portable: bool) -> None:
         self._threads, self._portable, self._lock = threads, portable, Lock()
-        self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        self._all: list[_Worker] = []
+        self._own, self._all = local(), list[_Worker]()
         self._closed = False
 
     def run(self, job: Job) -> dict[str, Any]:
         """A finished run is read, an interrupted one resumed."""
-        folder = job.folder
-        if (folder / "config.toml").is_file():
-            known = finished(folder, load(folder / "config.toml").run)
-            if known is not None:
-                return known
+        folder, begun = job.folder, job.folder / "config.toml"
+        if begun.is_file() and (known := finished(folder, load(begun).run)) is not None:
+            return known
         make_folder(folder)
         source = folder.with_name(f"{folder.name}.toml")
         write_atomically(source, job.config.with_run(baselines=[]).as_toml().encode())
-        worker = self._take()
-        try:
-            return worker.make(source, folder)
-        finally:
-            self._idle.put(worker)
+        return self._worker().make(source, folder)
 
-    def _take(self) -> _Worker:
-        while True:
-            try:
-                worker = self._idle.get_nowait()
-            except Empty:
-                break
-            if worker.is_there:
-                return worker
-        with self._lock:
-            if self._closed:
-                raise RunError("stopped before it began.")
-            self._all.append(_Worker(self._threads, self._portable))
-            return self._all[-1]
+    def _worker(self) -> _Worker:
+        worker: _Worker | None = getattr(self._own, "worker", None)
+        if worker is None or not worker.is_there:
+            with self._lock:
+                if self._closed:
+                    raise RunError("stopped before it began.")
+                worker = self._own.worker = _Worker(self._threads, self._portable)
+                self._all.append(worker)
+        return worker
 
     def stop(self) -> None:
         """All runs end, with their states saved."""
@@ -167,37 +154,21 @@ def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | N
     workers = max(1, min(at_once or cores, len(jobs)))
     threads = max(1, cores // workers)
     portable = machine.wanted() or any(job.config.run.portable for job in jobs)
-    helpers, summaries = _Workers(threads, portable), dict[int, dict[str, Any]]()
+    summaries: dict[int, dict[str, Any]] = {}
     watch.begin(jobs)
-    try:
-        with ThreadPoolExecutor(workers) as pool:
-            waiting: dict[Future[dict[str, Any]], int] = {}
-            try:
-                waiting = {pool.submit(helpers.run, job): i for i, job in enumerate(jobs)}
-                while waiting:
-                    done, _ = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        i = waiting.pop(future)
-                        summaries[i] = future.result()
-                        watch.over(jobs[i], summaries[i])
-                    watch.tick()
-            except BaseException:
-                for future in waiting:
-                    future.cancel()
-                helpers.stop()
-                raise
-    finally:
-        helpers.close()
+    with closing(_Workers(threads, portable)) as helpers, ThreadPoolExecutor(workers) as pool:
+        waiting: dict[Future[dict[str, Any]], int] = {}
+        try:
+            waiting = {pool.submit(helpers.run, job): i for i, job in enumerate(jobs)}
+            while waiting:
+                done, _ = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
+                for future in done:
+                    i = waiting.pop(future)
+                    summaries[i] = future.result()
+                    watch.over(jobs[i], summaries[i])
+                watch.tick()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            helpers.stop()
+            raise
     return [summaries[i] for i in range(len(jobs))]
-
-
-def rounds_done(folder: Path) -> int:
-    """How far a run has come, by what it has recorded."""
-    try:
-        with (folder / "metrics.jsonl").open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL))
-            lines = file.read().split(b"\n")
-        return int(json.loads(lines[-2])["round"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return 0  # not begun, or a line that is longer than the tail

@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +14,7 @@ from coterie.errors import RunError, UsageError
 from coterie.storage import sole_user, tensor_bytes, unfinished, write_atomically
 
 GROWING = ("metrics.jsonl", "weights.csv", "events.jsonl")
+TAIL = 1 << 16  # bytes
 
 
 def check(folder: Path, *, force: bool) -> None:
@@ -55,6 +57,27 @@ def _unwritable(folder: Path, error: OSError) -> UsageError:
     return UsageError(f"{folder} cannot be written: {error.strerror or error}. Choose another --out.")
 
 
+def rounds_done(folder: Path) -> int:
+    """How far a run has come, by what it has recorded."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL))
+            lines = file.read().split(b"\n")
+        return int(json.loads(lines[-2])["round"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return 0  # not begun, or a line that is longer than the tail
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """A record file that grew line by line; every line has its round."""
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [{**line, "round": int(line["round"])} for line in lines]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}. Start again in a new folder.") from None
+
+
 class Records:
     """Open record files of one run, cut back to the lengths that a checkpoint knows."""
 
@@ -64,18 +87,16 @@ class Records:
         self._on_disk: dict[str, int] = {}
         for name in GROWING:  # all of them, before the first is cut
             _check_length(folder / name, lengths.get(name, 0))
-        try:
-            for name in GROWING:
-                path = folder / name
-                self._files[name] = path.open("r+b" if path.exists() else "w+b")
-        except OSError as error:
-            self.close()
-            raise UsageError(f"{folder} cannot be written: {error.strerror or error}.") from None
-        try:
+        with ExitStack() as opened:
+            opened.callback(self.close)
+            try:
+                for name in GROWING:
+                    path = folder / name
+                    self._files[name] = path.open("r+b" if path.exists() else "w+b")
+            except OSError as error:
+                raise UsageError(f"{folder} cannot be written: {error.strerror or error}.") from None
             self.cut(lengths)
-        except RunError:
-            self.close()
-            raise
+            opened.pop_all()
 
     def __enter__(self) -> "Records":
         return self
@@ -102,10 +123,8 @@ class Records:
             self._write("weights.csv", ",".join([*keys, *(f"{w:.9g}" for w in row)]))
 
     def _write(self, name: str, line: str) -> None:
-        try:
+        with self._saving(self.folder / name):
             self._files[name].write(line.encode() + b"\n")
-        except OSError as error:
-            raise RunError(f"{self.folder / name} cannot be written: {error.strerror or error}.") from None
 
     def lengths(self) -> dict[str, int]:
         """How long the files are, with what is not on disk yet."""
@@ -114,38 +133,34 @@ class Records:
     def cut(self, lengths: Mapping[str, int]) -> None:
         """Back to an earlier state."""
         self._on_disk.clear()
-        try:
+        with self._saving(self.folder):
             for name, file in self._files.items():
                 file.flush()
                 file.truncate(lengths.get(name, 0))
                 file.seek(lengths.get(name, 0))
-        except OSError as error:
-            raise self._full(error) from None
 
     def flush(self) -> None:
         """Everything to disk."""
-        try:
+        with self._saving(self.folder):
             for name, file in self._files.items():
                 if file.tell() != self._on_disk.get(name):
                     file.flush()
                     os.fsync(file.fileno())
                     self._on_disk[name] = file.tell()
-        except OSError as error:
-            raise self._full(error) from None
 
     def close(self) -> None:
-        """Close the files, all of them."""
-        troubles = []
-        for file in self._files.values():
-            try:
-                file.close()
-            except OSError as error:  # what was still to be written did not fit
-                troubles.append(error)
-        if troubles:
-            raise self._full(troubles[0])
+        """Close the files, all of them, even if what was still to be written does not fit."""
+        with self._saving(self.folder), ExitStack() as stack:
+            for file in self._files.values():
+                stack.callback(file.close)
 
-    def _full(self, error: OSError) -> RunError:
-        return RunError(f"{self.folder} cannot be written: {error.strerror or error}. What was saved before is intact.")
+    @contextmanager
+    def _saving(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunError(f"{path} cannot be written: {reason}. What was saved before is intact.") from None
 
 
 def _check_length(path: Path, length: int) -> None:

@@ -1,20 +1,25 @@
 """A run and its baselines, in one result folder that can be resumed."""
 
 import json
-import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from coterie.errors import RunError, UsageError, cleaned
-from coterie.experiment.build import Network, assemble
+from coterie.experiment.build import Network, Parts, assemble, make_problem
 from coterie.experiment.config import OWN_DATA, Config, RunTable, load
+from coterie.experiment.config import recorded_tables as recorded_tables
 from coterie.experiment.loggers import with_logs
 from coterie.experiment.loop import Observer, check_stop, is_spent, run_rounds
 from coterie.experiment.records import check, prepare
 from coterie.plugins import label
+from coterie.problems.base import Problem
 from coterie.storage import make_folder, sole_user, sweep, write_atomically, write_json
+
+Build = Callable[[Config], Parts]
+"""What makes the live objects of a configuration; runs of one experiment share its problem."""
 
 
 class Watch(Protocol):
@@ -39,7 +44,7 @@ def run(
     with _at_work_in(folder):
         write_atomically(folder / "config.toml", parts.config.as_record().encode())
         result = run_rounds(parts, folder, observer)
-        return _with_baselines(parts.config, result.summary, folder, watch, network)
+        return _with_baselines(parts.config, result.summary, folder, watch, _on(lambda: parts.problem, network))
 
 
 def resume(folder: Path, watch: Watch, *, network: Network | None = None) -> dict[str, Any]:
@@ -53,8 +58,14 @@ def resume(folder: Path, watch: Watch, *, network: Network | None = None) -> dic
     refuse_own(folder)
     with _at_work_in(folder):
         config = load(folder / "config.toml")
-        summary = _one(config, folder, watch(label(config.run.method), False), home=folder, network=network)
-        return _with_baselines(config, summary, folder, watch, network)
+        build = _on(cache(partial(make_problem, config)), network)
+        summary = _run_or_read(config, folder, watch(label(config.run.method), False), folder, build)
+        return _with_baselines(config, summary, folder, watch, build)
+
+
+def _on(problem: Callable[[], Problem], network: Network | None) -> Build:
+    """What assembles runs on one problem, which is built when the first of them is."""
+    return lambda config: assemble(config, network, problem())
 
 
 def refuse_own(folder: Path) -> None:
@@ -67,18 +78,10 @@ def refuse_own(folder: Path) -> None:
         )
 
 
-def recorded_tables(file: Path) -> dict[str, Any]:
-    """The tables of a config.toml as they are, unchecked; empty where it cannot be read."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        return {}  # `load` says what is wrong with it
-
-
 def _with_baselines(
-    config: Config, summary: dict[str, Any], folder: Path, watch: Watch, network: Network | None
+    config: Config, summary: dict[str, Any], folder: Path, watch: Watch, build: Build
 ) -> dict[str, Any]:
-    """Run the baselines, or what is left of them, and put them into the summary."""
+    """Run the baselines, or what is left of them, on the same problem, and put them into the summary."""
     if summary["outcome"] != "finished":
         return summary
     baselines: dict[str, Any] = {}
@@ -86,26 +89,24 @@ def _with_baselines(
         shown = label(name)
         subfolder = folder / "baselines" / shown
         make_folder(subfolder)
-        one = _one(config.for_baseline(name), subfolder, watch(shown, True), home=folder, network=network)
-        if one["outcome"] == "stopped":
-            return {**summary, "outcome": "stopped", "message": one["message"]}
-        baselines[shown] = {k: one[k] for k in ("outcome", "final", "communication", "seconds")}
+        baseline = _run_or_read(config.for_baseline(name), subfolder, watch(shown, True), folder, build)
+        if baseline["outcome"] == "stopped":
+            return {**summary, "outcome": "stopped", "message": baseline["message"]}
+        baselines[shown] = {k: baseline[k] for k in ("outcome", "final", "communication", "seconds")}
     if baselines != summary.get("baselines", {}):
         summary = {**summary, "baselines": baselines}
         write_json(folder / "summary.json", summary)
     return summary
 
 
-def _one(
-    config: Config, folder: Path, observer: Observer | None, *, home: Path, network: Network | None
-) -> dict[str, Any]:
-    """One run, begun or not; a finished one is read, not run again."""
+def _run_or_read(config: Config, folder: Path, observer: Observer | None, home: Path, build: Build) -> dict[str, Any]:
+    """One run, begun or not; a finished one is read, not run again. `home` is the folder that the user resumes."""
     known = finished(folder, config.run)
     if known is not None:
         return known
     sweep(folder)
     sweep(folder / "checkpoint")
-    parts = assemble(config, network)
+    parts = build(config)
     begun = (folder / "config.toml").is_file()
     if not begun:
         write_atomically(folder / "config.toml", parts.config.as_record().encode())

@@ -5,7 +5,7 @@ and can be looked at afterwards. The test set plays no part in the choice.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ def tune(
     if not (folder / "tune.json").is_file() or force:
         prepare(folder, force=force)
     write_atomically(folder / "config.toml", config.as_toml().encode())
-    runs = [Job(one, folder / "trials" / f"{i:03d}") for i, one in enumerate(configs)]
+    runs = [Job(trial, folder / "trials" / f"{i:03d}") for i, trial in enumerate(configs)]
     summaries = run_all(runs, at_once=jobs, watch=watch)
     trials = [Trial(i, chosen[i], s["final"], s["outcome"], s["message"]) for i, s in enumerate(summaries)]
     known = {m.name: m for summary in summaries if summary["outcome"] == "finished" for m in of_summary(summary)}
@@ -114,12 +114,10 @@ def _best(trials: list[Trial], measures: Iterable[Measure] = STANDARD, wanted: s
 
 def parse_grid(pairs: Sequence[str], read: Callable[[list[str]], dict[str, Any]]) -> dict[str, list[Any]]:
     """`table.key=v1,v2,v3` pairs; each value is read as a setting."""
-    return dict(_grid_lines(pairs, read))
-
-
-def _grid_lines(pairs: Sequence[str], read: Callable[[list[str]], dict[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
+    grid = {}
     for pair in pairs:
         key, sign, values = pair.partition("=")
         if not sign:
             raise UsageError(f"--grid {pair!r} has no '='; write --grid method.step=0.05,0.02.")
-        yield key.strip(), [read([f"{key}={value}"])[key.strip()] for value in OUTSIDE.split(values)]
+        grid[key.strip()] = [read([f"{key}={value}"])[key.strip()] for value in OUTSIDE.split(values)]
+    return grid

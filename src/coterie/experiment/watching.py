@@ -1,12 +1,13 @@
-"""Ending with another process: a worker with who started it or with its node, a server's app with its SuperLink."""
+"""Ending: by SIGTERM as by Ctrl-C; a worker with its parent or its node, a server's app with its SuperLink."""
 
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 LOOK = 0.5  # seconds between two looks where the system cannot tell by itself
 GRACE = 20.0  # seconds to save what there is
@@ -35,6 +36,23 @@ def end_with_parent() -> None:
         os._exit(1)
 
     when_ended(os.getppid(), end)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM interrupts this process as Ctrl-C does, so that it can save its state and end what it started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _until_ended(process: int) -> None:

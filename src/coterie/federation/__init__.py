@@ -1,12 +1,14 @@
 """Moving values between server and clients, and counting them."""
 
-from coterie.federation.api import Call, Engine, Failure, Federation, Gathered, Participation, Replies, Screening
+from coterie.federation.api import Call, Engine, Failure, Replies
 from coterie.federation.ledger import Ledger
 from coterie.federation.local import LocalEngine, faster_mode
+from coterie.federation.screening import Screening
 from coterie.federation.shards import Batch, Rows, Shard, Stack, pack
 from coterie.federation.stages.attacks import Attack
 from coterie.federation.stages.base import Stage, Staged, staged
 from coterie.federation.tree import Tree
+from coterie.federation.verbs import Federation, Gathered, Participation
 from coterie.federation.work import RESULT, Each, Memory, Static, Update, Work, moved_from, work
 
 __all__ = [

@@ -114,8 +114,7 @@ class LocalEngine:
         return self.sizes.device.type == "cpu" and self.train.capacity * row_bytes >= MANY
 
     def _vectorised(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
-        for start in range(0, len(ids), size):
-            chunk = ids[start : start + size]
+        for chunk in torch.split(ids, size):
             try:
                 result = self._at_once(call, chunk)
             except CoterieError:

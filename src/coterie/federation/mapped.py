@@ -140,12 +140,7 @@ class Table:
         tensors = []
         for j, column in enumerate(columns):
             tensor = torch.as_tensor(column)
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor)).reshape(len(tensor), -1).any(1).nonzero()[0])
-                raise UsageError(
-                    f"column {j} of {self.who} {k} holds NaN or infinity (first in row {int(index[bad])}); drop or "
-                    "impute such rows first."
-                )
+            check_finite(tensor, f"column {j} of {self.who} {k}", index)
             real = tensor.is_floating_point() and self.dtype is not None
             tensors.append(tensor.to(self.device, self.dtype if real else tensor.dtype))
         return tuple(tensors)
@@ -201,6 +196,14 @@ class MappedColumn:
     def part(self, offset: int, count: int) -> "MappedColumn":
         """Some consecutive rows, still on disk."""
         return replace(self, offset=self.offset + offset, count=count)
+
+
+def check_finite(column: Tensor, name: str, numbers: Sequence[int] | np.ndarray) -> None:
+    """Refuse numbers that are not finite; the numbers of the rows tell where the first one is."""
+    if column.is_floating_point() and not bool(torch.isfinite(column).all()):
+        bad = int((~torch.isfinite(column)).reshape(len(column), -1).any(1).nonzero()[0])
+        where = f"first in row {int(numbers[bad])}"
+        raise UsageError(f"{name} holds NaN or infinity ({where}); drop or impute such rows first.")
 
 
 def is_mapped(columns: Sequence[Any]) -> bool:

@@ -97,21 +97,18 @@ class Rows:
         for start in range(0, self.capacity, size):
             stop = min(start + size, self.capacity)
             keys = None if self.key is None else self._keys(start, stop)
+            weight = None
             if len(self.columns[0]) == self.capacity and not self.ragged:  # nobody else's rows: no copy is needed
                 rows = slice(start, stop)
                 on_disk = mapped.is_mapped(self.columns)
                 columns = mapped.fetch(self.columns, rows) if on_disk else tuple(c[rows] for c in self.columns)
-                yield Batch(columns, None, keys)
-                continue
-            if self.whole:
-                yield Batch(tuple(c[start:stop] for c in self.whole), None, keys)
-                continue
-            index = torch.arange(start, stop, device=device)
-            if not self.ragged:
-                yield Batch(self._columns_at(index), None, keys)
-                continue
-            columns = self._columns_at(torch.minimum(index, self.count - 1))
-            yield Batch(columns, (index < self.count).to(_float_of(self.columns)), keys)
+            elif self.whole:
+                columns = tuple(c[start:stop] for c in self.whole)
+            else:
+                index = torch.arange(start, stop, device=device)
+                columns = self._columns_at(torch.minimum(index, self.count - 1) if self.ragged else index)
+                weight = (index < self.count).to(_float_of(self.columns)) if self.ragged else None
+            yield Batch(columns, weight, keys)
 
 
 def _at(column: Tensor, rows: Tensor) -> Tensor:
@@ -199,10 +196,8 @@ class Stack:
 
     def client(self, index: int) -> Rows:
         """One client's rows, as views without padding."""
-        offset, count = int(self.offsets[index]), int(self.counts[index])
-        columns = tuple(mapped.part(c, offset, count) for c in self.columns)
-        zero = torch.zeros((), dtype=torch.int64, device=self.offsets.device)
-        return Rows(columns, zero, self.counts[index], count)
+        offset, count = self.offsets[index], self.counts[index]
+        return Rows(self.columns, offset, count, 0).alone(offset, count)
 
     def shared_by(self, holders: Tensor) -> "Stack":
         """One part per holder, by the part's number; holders of the same part share its rows."""
@@ -371,11 +366,8 @@ def _columns(shard: Any, name: str) -> tuple[tuple[str, ...], Columns]:
     if not columns or lengths == {0}:
         raise UsageError(f"{name} is empty; leave it out or give it data.")
     for j, column in enumerate(columns):
-        if isinstance(column, Tensor) and column.is_floating_point() and not bool(torch.isfinite(column).all()):
-            bad = int((~torch.isfinite(column)).reshape(len(column), -1).any(1).nonzero()[0])
-            raise UsageError(
-                f"column {j} of {name} holds NaN or infinity (first in row {bad}); drop or impute such rows first."
-            )
+        if isinstance(column, Tensor):
+            mapped.check_finite(column, f"column {j} of {name}", range(len(column)))
     return names, columns
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from coterie.measures import Measure
 from coterie.measures import headline as most_important
 from coterie.numerics import clusters
-from coterie.report.results import MOST_NUMBERS, MOST_POINTS, Run, moved, thinned
+from coterie.report.results import MOST_NUMBERS, MOST_POINTS, Run, is_number, moved, thinned
 from coterie.report.svg import LIGHT, Bar, Chart, Line, bars, graph, heat_map, lines, matrix_map, short
 from coterie.report.svg import size as size_text
 from coterie.report.terminal import ranges
@@ -115,7 +116,7 @@ def measure_chart(measure: Measure, found: Sequence[Group], x: str = "round") ->
 
 def _curve(group: Group, measure: str, x: str) -> Line | None:
     """The mean over the group's runs at the rounds that all of them recorded, with a band from least to most."""
-    by_round = [{line["round"]: line for line in run.metrics if _is_number(line.get(measure))} for run in group.runs]
+    by_round = [{line["round"]: line for line in run.metrics if is_number(line.get(measure))} for run in group.runs]
     common = sorted(set.intersection(*map(set, by_round)))
     common = [common[i] for i in thinned(len(common), min(MOST_POINTS, MOST_NUMBERS // 20))]
     if not common:
@@ -151,10 +152,6 @@ def _level(drawn: list[Line]) -> list[Line]:
         return line._replace(name=f"{line.name}, last value", x=[0.0, most], y=[line.y[-1]] * 2, band=None)
 
     return [across(line) for line in drawn]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def last_weights(run: Run) -> list[float] | None:
@@ -290,7 +287,7 @@ def headline(run: Run, found: Sequence[Group]) -> Headline:
         if alone is not None:
             figures.append((measure.gap(value - alone.finals(key)[0]), "against training alone"))
     sentences += _who(run)
-    if "friends_weight" in run.final and _is_number(run.final["friends_weight"]):
+    if "friends_weight" in run.final and is_number(run.final["friends_weight"]):
         figures.append((f"{100 * run.final['friends_weight']:.0f} %", "of the weight at known friends"))
     elif (weights := last_weights(run)) is not None:
         figures.append((f"{1 / sum(w * w for w in weights):.1f}", f"effective clients of {len(weights)}"))
@@ -299,7 +296,7 @@ def headline(run: Run, found: Sequence[Group]) -> Headline:
     traffic = run.traffic()
     cost = f"{size_text(moved(traffic))} were moved in {traffic['rounds']} rounds of communication"
     seconds = run.final.get("seconds")
-    took = f", in {seconds:.0f} s of computation" if _is_number(seconds) else ""
+    took = f", in {seconds:.0f} s of computation" if is_number(seconds) else ""
     sentences.append(f"{cost}{took}.")
     figures.append((size_text(moved(traffic)), f"moved in {traffic['rounds']} rounds of communication"))
     return Headline(sentences, figures)
@@ -333,12 +330,9 @@ def _who(run: Run) -> list[str]:
     if weights is None:
         return []
     order = sorted(range(len(weights)), key=lambda k: -weights[k])
-    heavy, total = [], 0.0
-    for k in order:
-        heavy.append(k)
-        total += weights[k]
-        if total >= HEAVY:
-            break
+    sums = list(accumulate(weights[k] for k in order))
+    heavy = order[: 1 + sum(part < HEAVY for part in sums)]
+    total = sums[len(heavy) - 1]
     named = ", ".join(f"{_members(run, [k])} ({100 * weights[k]:.0f} %)" for k in heavy[:8])
     named += ", …" if len(heavy) > 8 else ""
     sentences = [f"{len(heavy)} of {len(weights)} clients carry {100 * total:.0f} % of the weight: {named}."]

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from coterie.measures import of_result
 from coterie.report.page import table, write
-from coterie.report.results import read_all
+from coterie.report.results import is_number, read_all
 from coterie.report.svg import esc, size
 from coterie.storage import cell, write_atomically
 
@@ -34,26 +34,14 @@ class Row(NamedTuple):
 
 def head(result: Mapping[str, Any]) -> Row:
     """The columns' names."""
-    reference = result["tests"]["reference"]
-    against = f"{reference} is ahead by"
-    return Row(
-        "method",
-        of_result(result).label,
-        "mean rank",
-        against,
-        "p, t",
-        "p, exact",
-        "seeds",
-        "rounds",
-        "moved",
-        "seconds",
-    )
+    label, ahead = of_result(result).label, f"{result['tests']['reference']} is ahead by"
+    return Row("method", label, "mean rank", ahead, "p, t", "p, exact", "seeds", "rounds", "moved", "seconds")
 
 
 def rows(result: Mapping[str, Any]) -> list[Row]:
     """One row per method, best first."""
     measure = of_result(result)
-    tests = {one["method"]: one for one in result["tests"]["comparisons"]}
+    tests = {test["method"]: test for test in result["tests"]["comparisons"]}
     known = [row for row in result["rows"] if row["mean"] is not None]
     known.sort(key=lambda row: row["mean"], reverse=result["higher_is_better"])
     out = []
@@ -124,20 +112,16 @@ def comma_separated(result: Mapping[str, Any]) -> str:
     """One line per run, with plain numbers: for spreadsheets and further analysis."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    measures = list(dict.fromkeys(k for run in result["runs"] for k, v in run["final"].items() if _scalar(v)))
+    measures = list(dict.fromkeys(k for run in result["runs"] for k, v in run["final"].items() if is_number(v)))
     traffic = ("bytes_up", "bytes_down")
     columns = ["method", "seed", "outcome", "rounds", "seconds", *traffic, *measures]
     writer.writerow([cell(value) for value in columns])
     for run in result["runs"]:
         moved = [run["communication"][key] for key in traffic]
-        values = [run["final"].get(key) if _scalar(run["final"].get(key)) else "" for key in measures]
+        values = [run["final"].get(key) if is_number(run["final"].get(key)) else "" for key in measures]
         row = [run["method"], run["seed"], run["outcome"], run["rounds"], run["seconds"], *moved, *values]
         writer.writerow([cell(value) for value in row])
     return out.getvalue()
-
-
-def _scalar(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def section(result: Mapping[str, Any]) -> str:

@@ -92,16 +92,9 @@ def content(runs: Sequence[Run], complaints: Sequence[str] = (), more: str = "")
     notes = [f"{run.folder.name}: {note}" for run in runs for note in run.notes]
     parts += [_warnings("Left out", complaints), _warnings("Note", notes), more]
     if single:
-        parts.append(_models_section(runs[0]))
-        parts.append(_weights_section(runs[0], charts, "weights"))
-    parts.append(_measures_section(found, charts))
-    parts.append(_runs_table(found))
-    if single:
-        parts.append(_traffic_section(runs[0], charts, "communication"))
-        parts.append(_events_section(runs[0]))
-        parts.append(_again_section(runs[0]))
-    else:
-        parts.append(_details(found, charts))
+        parts += [_models_section(runs[0]), _weights_section(runs[0], charts, "weights")]
+    parts += [_measures_section(found, charts), _runs_table(found)]
+    parts.append(_cost_sections(runs[0], charts, "communication") if single else _details(found, charts))
     return "".join(parts), charts
 
 
@@ -220,6 +213,10 @@ def _runs_table(found: Sequence[Group]) -> str:
     return f"<section><h2>Side by side</h2>{table(head, rows, numbers=2)}</section>"
 
 
+def _cost_sections(run: Run, charts: list[Chart], name: str) -> str:
+    return _traffic_section(run, charts, name) + _events_section(run) + _again_section(run)
+
+
 def _traffic_section(run: Run, charts: list[Chart], name: str) -> str:
     chart = traffic_chart(run, name)
     total = run.traffic()
@@ -234,14 +231,12 @@ def _events_section(run: Run) -> str:
     events = run.events
     if not events:
         return "<section><h2>Events</h2><p>No client failed, nothing was rejected or skipped.</p></section>"
-    counts = Counter((str(e.get("event", "?")), str(e.get("reason", ""))) for e in events)
-    clients: dict[tuple[str, str], set[int]] = {}
+    alike: dict[tuple[str, str], list[Any]] = {}
     for e in events:
-        if isinstance(e.get("client"), int):
-            clients.setdefault((str(e.get("event", "?")), str(e.get("reason", ""))), set()).add(e["client"])
+        alike.setdefault((str(e.get("event", "?")), str(e.get("reason", ""))), []).append(e.get("client"))
     rows = [
-        (event, reason, count, len(clients.get((event, reason), ())) or "")
-        for (event, reason), count in counts.most_common(MOST_EVENTS)
+        (event, reason, len(clients), len({k for k in clients if isinstance(k, int)}) or "")
+        for (event, reason), clients in sorted(alike.items(), key=lambda item: -len(item[1]))[:MOST_EVENTS]
     ]
     latest = [
         (e.get("round", ""), _who(run, e.get("client", "")), e.get("event", ""), e.get("reason", ""))
@@ -274,8 +269,7 @@ def _details(found: Sequence[Group], charts: list[Chart]) -> str:
     parts = []
     for i, group in enumerate([g for g in found if not g.is_baseline][:MOST_DETAILS]):
         run = group.runs[0]
-        inside = _weights_section(run, charts, f"weights-{i}") + _traffic_section(run, charts, f"communication-{i}")
-        inside += _events_section(run) + _again_section(run)
+        inside = _weights_section(run, charts, f"weights-{i}") + _cost_sections(run, charts, f"communication-{i}")
         which = f", seed {run.seed}" + (f" (of {len(group.runs)} runs)" if len(group.runs) > 1 else "")
         parts.append(f"<details class=run><summary>{esc(group.name + which)}</summary>{inside}</details>")
     return f"<section><h2>Run by run</h2>{''.join(parts)}</section>"

@@ -6,6 +6,7 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -139,49 +140,33 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
         raise UsageError(f"{folder / 'config.toml'} is missing: {folder} is no result folder.")
     toml = _text(folder / "config.toml")
     config = _checked(folder / "config.toml", lambda: _config(toml))
-    summary, notes = None, []
-    if (folder / "summary.json").is_file():
-        summary = _checked(folder / "summary.json", lambda: _summary(_text(folder / "summary.json")))
-        if summary.get("outcome") != "finished":
-            notes.append(f"{summary.get('outcome', '?')}: {summary.get('message', '')}")
-    else:
+    summary, notes = _parsed(folder / "summary.json", _summary, None), []
+    if summary is None:
         notes.append("summary.json is missing: the run goes on, or was interrupted (coterie resume)")
+    elif summary.get("outcome") != "finished":
+        notes.append(f"{summary.get('outcome', '?')}: {summary.get('message', '')}")
     metrics, cut = _metrics(folder / "metrics.jsonl")
     if cut:
         notes.append("metrics.jsonl ends in half a line, which was left out")
     weights = _checked(folder / "weights.csv", lambda: _weights(folder / "weights.csv"))
-    events = _events(folder / "events.jsonl")
-    ledger = folder / "ledger.json"
-    causes = _checked(ledger, lambda: _causes(_text(ledger))) if ledger.is_file() else {}
+    events = _lines(folder / "events.jsonl", _object)[0] if (folder / "events.jsonl").is_file() else []
+    causes: dict[str, dict[str, int]] = _parsed(folder / "ledger.json", _causes, {})
     baselines: dict[str, Run] = {}
-    for place in sorted((folder / "baselines").glob("*/config.toml")) if with_baselines else []:
+    for file in sorted((folder / "baselines").glob("*/config.toml")) if with_baselines else []:
         try:
-            baselines[place.parent.name] = read(place.parent, with_baselines=False)
+            baselines[file.parent.name] = read(file.parent, with_baselines=False)
         except UsageError as error:
             notes.append(f"a baseline is left out: {error}")
-    measures = _measures(folder, summary, metrics)
-    return Run(
-        folder,
-        config,
-        toml,
-        metrics,
-        weights,
-        causes,
-        events,
-        summary,
-        baselines,
-        tuple(notes),
-        measures,
-        _names(folder, summary),
-    )
+    measures, names = _measures(folder, summary, metrics), _names(folder, summary)
+    files = config, toml, metrics, weights, causes, events, summary
+    return Run(folder, *files, baselines, tuple(notes), measures, names)
 
 
 def _names(folder: Path, summary: dict[str, Any] | None) -> tuple[str, ...]:
     """The clients' names, where the problem has some."""
     if summary is not None:
         return _checked(folder / "summary.json", lambda: _texts(summary.get("names", [])))
-    path = folder / "clients.json"
-    return _checked(path, lambda: _texts(_plain(_text(path)))) if path.is_file() else ()
+    return _parsed(folder / "clients.json", lambda text: _texts(_plain(text)), ())
 
 
 def _texts(found: Any) -> tuple[str, ...]:
@@ -197,10 +182,9 @@ def is_advice(folder: Path) -> bool:
 
 def read_advice(folder: Path) -> dict[str, Any]:
     """A finished advice; of one that is not, how far it has come."""
-    path = folder / ADVICE
-    if path.is_file():
-        found: dict[str, Any] = cleaned(_checked(path, lambda: _object(_text(path))))
-        return found
+    found = _parsed(folder / ADVICE, _object, None)
+    if found is not None:
+        return dict(cleaned(found))
     last = (_text(folder / PROGRESS).splitlines() or ["reading the files"])[-1]
     raise UsageError(
         f"the advice in {folder} is not finished; its last step: {last}. Look again when `coterie advise` has ended. "
@@ -210,17 +194,16 @@ def read_advice(folder: Path) -> dict[str, Any]:
 
 def _measures(folder: Path, summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> tuple[Measure, ...]:
     """What the record holds, as it was declared; folders of earlier versions have the standard declarations."""
-    names = dict.fromkeys(key for line in metrics for key, value in line.items() if _is_number(value))
+    names = dict.fromkeys(key for line in metrics for key, value in line.items() if is_number(value))
     if summary is not None and "measures" in summary:
         own = _checked(folder / "summary.json", lambda: stored(summary["measures"]))
-    elif (folder / "measures.json").is_file():
-        own = _checked(folder / "measures.json", lambda: stored(_plain(_text(folder / "measures.json"))))
     else:
-        own = ()
+        own = _parsed(folder / "measures.json", lambda text: stored(_plain(text)), ())
     return declared(own, names)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value of a record is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -239,6 +222,11 @@ def _checked(path: Path, reading: Callable[[], T]) -> T:
         return reading()
     except (OSError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}.") from None
+
+
+def _parsed(path: Path, reading: Callable[[str], T], otherwise: T) -> T:
+    """What a reader makes of a file's text; something else where there is no such file."""
+    return _checked(path, lambda: reading(_text(path))) if path.is_file() else otherwise
 
 
 def _config(text: str) -> dict[str, dict[str, Any]]:
@@ -292,33 +280,28 @@ def _causes(text: str) -> dict[str, dict[str, int]]:
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """Recorded rounds, and whether the last line was still being written."""
-    lines = _text(path).split("\n")
-    tail = lines.pop()
-    metrics = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found = _object(line)
-            if not isinstance(found["round"], int):
-                raise TypeError("round is no whole number")
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path}, line {number}, is damaged: {error}.") from None
-        metrics.append({key: _finite(value) for key, value in found.items()})
+    metrics, cut = _lines(path, _recorded)
     if not metrics:
         raise UsageError(f"{path} holds no recorded round yet.")
-    return metrics, bool(tail)
+    return metrics, cut
+
+
+def _lines(path: Path, reading: Callable[[str], T]) -> tuple[list[T], bool]:
+    """What a reader makes of each line of a file that grows, and whether the last one was still being written."""
+    *lines, tail = _text(path).split("\n")
+    where = (Path(f"{path}, line {number},") for number in range(1, len(lines) + 1))
+    return [_checked(name, partial(reading, line)) for name, line in zip(where, lines, strict=True)], bool(tail)
+
+
+def _recorded(line: str) -> dict[str, Any]:
+    found = _object(line)
+    if not isinstance(found["round"], int):
+        raise TypeError("round is no whole number")
+    return {key: _finite(value) for key, value in found.items()}
 
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    events = []
-    for number, line in enumerate(_text(path).split("\n")[:-1], 1):
-        events.append(_checked(Path(f"{path}, line {number},"), lambda line=line: _object(line)))  # type: ignore[misc]
-    return events
 
 
 def _weights(path: Path) -> Weights | None:

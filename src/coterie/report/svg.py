@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rich.filesize import pick_unit_and_suffix
+
 from coterie.errors import client_label
 
 WIDTH = 460
@@ -26,6 +28,7 @@ LETTER = 7.0  # room for a letter at 11 px, and a little more, because phones en
 LIGHT = ("#0969da", "#bc4c00", "#10998a", "#5b2a9d", "#bd8b00", "#24292f")
 DARK = ("#58a6ff", "#e5702a", "#56d4bc", "#8957e5", "#f2cc60", "#e6edf3")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2 1 2 1 2", "1 2")
+UNITS = ["B", "kB", "MB", "GB"]
 HEAT = (47, 129, 247)  # on white and on black
 
 CHART_STYLE = """
@@ -142,11 +145,8 @@ def percent(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000 or unit == "GB":
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return ""
+    unit, suffix = pick_unit_and_suffix(int(abs(value)), UNITS, 1000)
+    return f"{value / unit:.3g} {suffix}"
 
 
 ACROSS = {"bytes": "bytes moved", "exchanges": "rounds of communication"}  # axes whose name says too little
@@ -204,16 +204,10 @@ def lines(
             parts.append(f'<polyline class="{look}" data-key="{esc(line.key)}"{dash} points="{" ".join(run)}"/>')
     keys = {line.key: line for line in drawn}
     legend, height = _legend(list(keys.items()), TOP + PLOT_H + 46)
-    values = {
-        "kind": "lines",
-        "x": x,
-        "y": y,
-        "box": [LEFT, TOP, PLOT_W, PLOT_H],
-        "ends": [across.low, across.high, up.low, up.high, int(up.log)],
-        **_series(drawn),
-    }
-    pad = f'<rect class="pad" x="{LEFT}" y="{TOP}" width="{PLOT_W}" height="{PLOT_H}" fill="transparent"/>'
-    return Chart(name, title, "".join([*parts, pad, *legend]), height, values, note)
+    box = (LEFT, TOP, PLOT_W, PLOT_H)
+    ends = [across.low, across.high, up.low, up.high, int(up.log)]
+    values = {"kind": "lines", "x": x, "y": y, "box": box, "ends": ends, **_series(drawn)}
+    return Chart(name, title, "".join([*parts, _rect("pad", *box), *legend]), height, values, note)
 
 
 def _series(drawn: Sequence[Line]) -> dict[str, Any]:
@@ -234,22 +228,33 @@ def short(value: float | None, digits: int = 4) -> float | int | None:
     return int(cut) if cut == int(cut) and abs(cut) < 1e15 else cut
 
 
+def _text(x: float, y: float, text: object, *, anchor: str = "", look: str = "soft") -> str:
+    """A line of text; it starts at x unless the anchor is "middle" or "end"."""
+    kind = (f' class="{look}"' if look else "") + (f' text-anchor="{anchor}"' if anchor else "")
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}">{esc(text)}</text>'
+
+
+def _across(look: str, x1: float, x2: float, y: float, more: str = "") -> str:
+    """A horizontal line."""
+    return f'<line class="{look}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y:.1f}" y2="{y:.1f}"{more}/>'
+
+
+def _rect(look: str, x: float, y: float, width: float, height: float) -> str:
+    """A rectangle; the one of the class "pad" is not seen, and feels the pointer."""
+    fill = ' fill="transparent"' if look == "pad" else ""
+    return f'<rect class="{look}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"{fill}/>'
+
+
 def _grid(across: Axis, up: Axis, x: str) -> list[str]:
+    right, bottom = LEFT + PLOT_W, TOP + PLOT_H
     parts = []
     for tick in up.ticks:
         at = TOP + PLOT_H * (1 - up.at(tick))
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{LEFT + PLOT_W}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(
-            f'<text class="soft" text-anchor="end" x="{LEFT - 6}" y="{at + 4:.1f}">{esc(up.text(tick))}</text>'
-        )
+        parts += [_across("grid", LEFT, right, at), _text(LEFT - 6, at + 4, up.text(tick), anchor="end")]
     for tick in across.ticks:
-        place = f'x="{LEFT + PLOT_W * across.at(tick):.1f}" y="{TOP + PLOT_H + 15}"'
-        parts.append(f'<text class="soft" text-anchor="middle" {place}>{esc(across.text(tick))}</text>')
-    label = ACROSS.get(x, x)
-    parts.append(
-        f'<text class="soft" text-anchor="end" x="{LEFT + PLOT_W}" y="{TOP + PLOT_H + 29}">{esc(label)}</text>'
-    )
-    return [*parts, f'<line class="axis" x1="{LEFT}" x2="{LEFT + PLOT_W}" y1="{TOP + PLOT_H}" y2="{TOP + PLOT_H}"/>']
+        parts.append(_text(LEFT + PLOT_W * across.at(tick), bottom + 15, across.text(tick), anchor="middle"))
+    label = _text(right, bottom + 29, ACROSS.get(x, x), anchor="end")
+    return [*parts, label, _across("axis", LEFT, right, bottom)]
 
 
 def _runs(points: list[str | None]) -> list[list[str]]:
@@ -284,8 +289,7 @@ def _legend(keys: list[tuple[str, Line]], top: float) -> tuple[list[str], float]
         parts.append(
             f'<g class="key" data-toggle="{esc(key)}">'
             f'<rect x="{at - 4:.1f}" y="{y - 12:.1f}" width="{width:.1f}" height="17" rx="3" fill="transparent"/>'
-            f'<line class="{look}" x1="{at:.1f}" x2="{at + 18:.1f}" y1="{y - 4:.1f}" y2="{y - 4:.1f}"{dash}/>'
-            f'<text x="{at + 23:.1f}" y="{y:.1f}">{esc(key)}</text></g>'
+            f"{_across(look, at, at + 18, y - 4, dash)}{_text(at + 23, y, key, look='')}</g>"
         )
         at += width + 8
     return parts, top + 18 * row + 8
@@ -311,23 +315,20 @@ def bars(
     parts = []
     for i, bar in enumerate(drawn):
         y, at = 6 + step * i, left
-        parts.append(f'<g tabindex="0" role="img" aria-label="{esc(f"{bar.name}: {bar.hint or bar.label}")}">')
-        parts.append(f"<title>{esc(f'{bar.name}: {bar.hint or bar.label}')}</title>")
-        place = f'x="{left - 6:.1f}" y="{y + step / 2 - 1:.1f}"'
-        parts.append(f'<text class="bar-text" text-anchor="end" {place}>{esc(_cut(bar.name))}</text>')
+        hint, middle = esc(f"{bar.name}: {bar.hint or bar.label}"), y + step / 2 - 1
+        parts.append(f'<g tabindex="0" role="img" aria-label="{hint}"><title>{hint}</title>')
+        parts.append(_text(left - 6, middle, _cut(bar.name), anchor="end", look="bar-text"))
         for value, colour in bar.parts:
             long = width * value / top
             fill = 'fill="var(--line)"' if colour is None else f'class="f{colour}"'
             parts.append(f'<rect {fill} x="{at:.1f}" y="{y}" width="{max(long, 0.5):.1f}" height="{step - 6}" rx="2"/>')
             at += long
-        parts.append(
-            f'<text class="bar-text soft" x="{at + 6:.1f}" y="{y + step / 2 - 1:.1f}">{esc(bar.label)}</text></g>'
-        )
+        parts.append(f"{_text(at + 6, middle, bar.label, look='bar-text soft')}</g>")
     height, at = 6 + step * len(drawn) + 6, left
     for label, colour in legend:
         fill = 'fill="var(--line)"' if colour is None else f'class="f{colour}"'
         parts.append(f'<rect {fill} x="{at:.1f}" y="{height + 2}" width="12" height="10" rx="2"/>')
-        parts.append(f'<text x="{at + 17:.1f}" y="{height + 11}">{esc(label)}</text>')
+        parts.append(_text(at + 17, height + 11, label, look=""))
         at += 34 + LETTER * len(label)
     return Chart(name, title, "".join(parts), height + (20 if legend else 0), {}, note)
 
@@ -384,19 +385,16 @@ def heat_map(
     parts = [_image(rows, left, TOP, wide, tall)]
     every = max(1, math.ceil(13 / cell))
     for k in range(0, n, every):
-        y = TOP + (k + 0.5) * cell + 4
-        parts.append(f'<text class="soft" text-anchor="end" x="{left - 6}" y="{y:.1f}">{labels[k]}</text>')
+        parts.append(_text(left - 6, TOP + (k + 0.5) * cell + 4, labels[k], anchor="end"))
     if mark is not None and 0 < mark < n:
-        y = TOP + mark * cell
-        parts.append(f'<line class="block" x1="{left}" x2="{left + wide}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_across("block", left, left + wide, TOP + mark * cell))
     for i in (0, len(at) // 2, len(at) - 1):
-        x = left + wide * (i + 0.5) / len(at)
-        parts.append(f'<text class="soft" text-anchor="middle" x="{x:.1f}" y="{TOP + tall + 15}">{at[i]}</text>')
-    parts.append(f'<text class="soft" x="4" y="{TOP + tall + 15}">client</text>')
+        parts.append(_text(left + wide * (i + 0.5) / len(at), TOP + tall + 15, at[i], anchor="middle"))
+    parts.append(_text(4, TOP + tall + 15, "client"))
     parts += _scale(TOP + tall + 24, max(map(max, rows)))
     values = {"kind": "map", "box": [left, TOP, wide, tall], "columns": list(at), "across": "round"}
     values |= {**_down(range(n), names), "from": source}
-    return Chart(name, title, "".join([*parts, _pad(left, TOP, wide, tall)]), TOP + tall + 44, values, note)
+    return Chart(name, title, "".join([*parts, _rect("pad", left, TOP, wide, tall)]), TOP + tall + 44, values, note)
 
 
 def _beside(count: int, names: Sequence[str], least: int) -> tuple[int, list[str]]:
@@ -407,7 +405,7 @@ def _beside(count: int, names: Sequence[str], least: int) -> tuple[int, list[str
 
 def _labels(count: int, names: Sequence[str], most: int) -> list[str]:
     """Numbers, or as much of the names as so many letters show."""
-    return [esc(_cut(name, most)) for name in names] or [str(k) for k in range(count)]
+    return [_cut(name, most) for name in names] or [str(k) for k in range(count)]
 
 
 def _down(order: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
@@ -417,12 +415,8 @@ def _down(order: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
 
 def _image(rows: Sequence[Sequence[float]], x: float, y: float, width: float, height: float) -> str:
     place = f'x="{x}" y="{y}" width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none"'
-    frame = f'<rect class="frame" x="{x}" y="{y}" width="{width:.1f}" height="{height:.1f}"/>'
+    frame = _rect("frame", x, y, width, height)
     return f'<image class="heat" {place} href="{heat(rows, max(map(max, rows)))}"/>{frame}'
-
-
-def _pad(x: float, y: float, width: float, height: float) -> str:
-    return f'<rect class="pad" x="{x}" y="{y}" width="{width:.1f}" height="{height:.1f}" fill="transparent"/>'
 
 
 def _scale(y: float, top: float) -> list[str]:
@@ -431,8 +425,8 @@ def _scale(y: float, top: float) -> list[str]:
     place = f'x="{LEFT + 14}" y="{y:.1f}" width="120" height="9" preserveAspectRatio="none"'
     return [
         f'<image class="heat" {place} href="{heat(shades, top)}"/>',
-        f'<text class="soft" text-anchor="end" x="{LEFT + 10}" y="{y + 9:.1f}">0</text>',
-        f'<text class="soft" x="{LEFT + 139}" y="{y + 9:.1f}">{number(top)}</text>',
+        _text(LEFT + 10, y + 9, "0", anchor="end"),
+        _text(LEFT + 139, y + 9, number(top)),
     ]
 
 
@@ -455,37 +449,29 @@ def matrix_map(
     rows = [[weights[i][k] for k in order] for i in order]
     parts = [_image(rows, left, top, side, side)]
     every = max(1, math.ceil(15 / cell))
-    for place in range(0, n, every):
-        at = (place + 0.5) * cell
-        parts.append(
-            f'<text class="soft" text-anchor="middle" x="{left + at:.1f}" y="{top - 6}">{above[order[place]]}</text>'
-        )
-        parts.append(
-            f'<text class="soft" text-anchor="end" x="{left - 5}" y="{top + at + 4:.1f}">{beside[order[place]]}</text>'
-        )
-    parts.append(f'<text class="soft" x="{left}" y="{top - 20}">client that helps →</text>')
-    parts.append(f'<text class="soft" x="2" y="{top - 6}">target</text>')
+    for i in range(0, n, every):
+        at = (i + 0.5) * cell
+        parts.append(_text(left + at, top - 6, above[order[i]], anchor="middle"))
+        parts.append(_text(left - 5, top + at + 4, beside[order[i]], anchor="end"))
+    parts += [_text(left, top - 20, "client that helps →"), _text(2, top - 6, "target")]
     most = max(map(max, rows))
     if cell >= 22:
         for i, row in enumerate(rows):
             for k, value in enumerate(row):
                 if value >= 0.02:
-                    look = ' class="on"' if math.sqrt(value / most) > 0.6 else ""
+                    look = "on" if math.sqrt(value / most) > 0.6 else ""
                     x, y = left + (k + 0.5) * cell, top + (i + 0.5) * cell + 3.5
-                    text = f"{100 * value:.0f}"
-                    parts.append(f'<text{look} text-anchor="middle" x="{x:.1f}" y="{y:.1f}">{text}</text>')
+                    parts.append(_text(x, y, f"{100 * value:.0f}", anchor="middle", look=look))
     start = 0
     for cluster in clusters:
         at, width = start * cell, len(cluster) * cell
-        parts.append(
-            f'<rect class="block" x="{left + at:.1f}" y="{top + at:.1f}" width="{width:.1f}" height="{width:.1f}"/>'
-        )
+        parts.append(_rect("block", left + at, top + at, width, width))
         start += len(cluster)
     values = {"kind": "map", "box": [left, top, side, side], "columns": order, "across": "learns from client"}
     if names:
         values |= {"columns": [names[k] for k in order], "across": "learns from"}
     values |= {**_down(order, names), "v": [[short(v, 3) for v in row] for row in rows]}
-    return Chart(name, title, "".join([*parts, _pad(left, top, side, side)]), top + side + 10, values, note)
+    return Chart(name, title, "".join([*parts, _rect("pad", left, top, side, side)]), top + side + 10, values, note)
 
 
 def graph(
@@ -500,7 +486,7 @@ def graph(
 ) -> Chart:
     """Clients as circles, clusters together; a line from each client to whom it gives more than an equal share."""
     n, height = len(weights), 400.0
-    inside = [esc(name[:2]) for name in names] or [str(k) for k in range(n)]  # whole names where one looks closer
+    inside = [name[:2] for name in names] or [str(k) for k in range(n)]  # whole names where one looks closer
     spots, scale = _layout(clusters, WIDTH - 40.0, height - 40.0)
     links = [(weights[i][k], i, k) for i in range(n) for k in range(n) if i != k and weights[i][k] >= 1.0 / n]
     links = sorted(links, reverse=True)[:most]
@@ -520,7 +506,7 @@ def graph(
             radius = scale * (7.0 + 4.0 * math.sqrt(given[k] / (max(given) or 1.0)))
             text = esc(f"{client_label(k, names)}: others give it {given[k]:.2f} in all, it keeps {weights[k][k]:.2f}")
             circle = f'<circle class="node f{c % (len(LIGHT) - 1)}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}"/>'
-            label = f'<text class="inside" text-anchor="middle" x="{x:.1f}" y="{y + 3.5:.1f}">{inside[k]}</text>'
+            label = _text(x, y + 3.5, inside[k], anchor="middle", look="inside")
             parts.append(f'<g class="spot" data-node="{k}" tabindex="0" role="img" aria-label="{text}">')
             parts.append(f"<title>{text}</title>{circle}{label if scale > 0.7 else ''}</g>")
     return Chart(name, title, "".join(parts), height, {"kind": "graph"}, note)

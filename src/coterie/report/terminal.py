@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.filesize import pick_unit_and_suffix
 from rich.live import Live
 from rich.markup import escape
 from rich.progress import (
@@ -27,13 +28,17 @@ from coterie import plugins
 from coterie.errors import client_label
 from coterie.experiment.build import Parts
 from coterie.experiment.guard import MEASURE
-from coterie.experiment.processes import Job, Watch, rounds_done
+from coterie.experiment.processes import Job, Watch
+from coterie.experiment.records import rounds_done
 from coterie.measures import Measure, declared, named, of_result, of_summary
 from coterie.numerics import clusters
 from coterie.problems.base import View
+from coterie.report.results import is_number, moved
+from coterie.report.svg import UNITS
 
 ALL_CLIENTS = 20
 BAR = 24
+PLAIN: dict[str, Any] = {"box": None, "pad_edge": False}  # of tables
 WIDEST_MAP = 40  # more clients than this are shown by their clusters only
 SHADES = ((4.0, "█", "cyan"), (2.0, "▓", "cyan"), (1.0, "▒", "cyan"), (0.5, "░", "dim cyan"), (0.0, "·", "dim"))
 
@@ -53,17 +58,17 @@ def headline(final: dict[str, Any], own: tuple[Measure, ...] = ()) -> tuple[str,
 
 def _shown(value: Any) -> bool:
     """Whether a recorded value is a number, or one that was not finite."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return value is None or is_number(value)
+
+
+def _right(heading: str) -> Column:
+    return Column(heading, justify="right")
 
 
 def size_text(count: int) -> str:
     """Bytes for people."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return ""
+    unit, suffix = pick_unit_and_suffix(count, UNITS, 1000)
+    return f"{count / unit:.{0 if unit == 1 else 1}f} {suffix}"
 
 
 def bar(share: float, width: int = BAR) -> Text:
@@ -94,12 +99,9 @@ def weights_table(
         title: above the table.
         names: the clients' names, where they have names.
     """
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("client", justify="left" if names else "right")
-    if friends is not None:
-        table.add_column("known as")
-    table.add_column("weight", justify="right")
-    table.add_column("", min_width=BAR)
+    client, known_as = Column("client", justify="left" if names else "right"), () if friends is None else ("known as",)
+    columns = client, *known_as, _right("weight"), Column("", min_width=BAR)
+    table = Table(*columns, title=title, title_justify="left", **PLAIN)
     order = list(range(len(weights)))
     if len(order) > most:
         order = sorted(order, key=lambda k: -weights[k])[:most]
@@ -159,12 +161,8 @@ def clusters_table(
         most: the number of clusters that are shown.
         names: the clients' names, where they have names; they stand behind the numbers of the map.
     """
-    table = Table(box=None, pad_edge=False)
-    table.add_column("cluster", justify="right")
-    table.add_column("clients", justify="right")
-    table.add_column("weight inside", justify="right")
-    table.add_column("of that, own", justify="right")
-    table.add_column("who")
+    numbers = map(_right, ("cluster", "clients", "weight inside", "of that, own"))
+    table = Table(*numbers, "who", **PLAIN)
     shown = sorted(range(len(clusters)), key=lambda c: -len(clusters[c]))[:most] if len(clusters) > most else None
     for c, cluster in enumerate(clusters):
         if shown is not None and c not in shown:
@@ -203,18 +201,14 @@ def comparison_table(summary: dict[str, Any]) -> Table:
     """The learned model beside its baselines, by the most important measure that all of them have."""
     rows = [(summary["method"], summary), *summary.get("baselines", {}).items()]
     known = [m for m in of_summary(summary) if m.rows != "weights"]
-    measure = next((m for m in known if all(_shown(one["final"].get(m.name, "")) for _, one in rows)), None)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("trained by")
-    table.add_column("" if measure is None else measure.label, justify="right")
-    table.add_column("rounds of communication", justify="right")
-    table.add_column("moved", justify="right")
-    for name, one in rows:
-        moved = one["communication"]
-        style = "bold" if one is summary else ""
-        total = size_text(moved["bytes_up"] + moved["bytes_down"])
-        value = "" if measure is None else measure.text(one["final"][measure.name])
-        table.add_row(escape(str(name)), value, str(moved["rounds"]), total, style=style)
+    measure = next((m for m in known if all(_shown(run["final"].get(m.name, "")) for _, run in rows)), None)
+    headings = "" if measure is None else measure.label, "rounds of communication", "moved"
+    table = Table("trained by", *map(_right, headings), **PLAIN)
+    for name, run in rows:
+        traffic = run["communication"]
+        value = "" if measure is None else measure.text(run["final"][measure.name])
+        style = "bold" if run is summary else ""
+        table.add_row(escape(str(name)), value, str(traffic["rounds"]), size_text(moved(traffic)), style=style)
     return table
 
 
@@ -281,17 +275,12 @@ class LiveDisplay:
         self.console, self.name, self.is_baseline = console, name, is_baseline
         self.ran = False
         self._live: Live | None = None
-        self._friends: int | None = None
-        self._names: tuple[str, ...] = ()
-        self._own: tuple[Measure, ...] = ()
-        self._rounds = 0
 
     def started(self, parts: Parts, done: int) -> None:
         """Open the display."""
         self.ran = True
-        run = parts.config.run
-        self._rounds, self._friends, self._own = run.rounds, parts.problem.friends, parts.problem.declares
-        self._names = parts.problem.names
+        self._problem, run = parts.problem, parts.config.run
+        self._rounds = run.rounds
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(BAR),
@@ -323,7 +312,7 @@ class LiveDisplay:
 
     def recorded(self, line: dict[str, Any], view: View) -> None:
         """Move the bars."""
-        label, value = headline(line, self._own)
+        label, value = headline(line, self._problem.declares)
         if self._live is None:
             tenth = max(1, self._rounds // 5)
             if line["round"] and (line["round"] % tenth == 0 or line["round"] == self._rounds):
@@ -335,8 +324,8 @@ class LiveDisplay:
 
     def _weights(self, weights: Tensor) -> RenderableType:
         if weights.dim() == 1:
-            return weights_table(weights.tolist(), self._friends, most=8, names=self._names)
-        return matrix_report(weights.tolist(), clusters(weights), self._names)
+            return weights_table(weights.tolist(), self._problem.friends, most=8, names=self._problem.names)
+        return matrix_report(weights.tolist(), clusters(weights), self._problem.names)
 
     def ended(self, summary: dict[str, Any]) -> None:
         """Close the display."""
@@ -403,15 +392,13 @@ def show_grid(console: Console, result: dict[str, Any], folder: str) -> None:
     """The combinations of a grid, best first."""
     measure = of_result(result)
     keys = list(result["best"]["settings"])
-    table = Table(box=None, pad_edge=False)
-    for key in [*keys, measure.label, "outcome"]:
-        table.add_column(key, justify="right")
+    table = Table(*map(_right, [*keys, measure.label, "outcome"]), **PLAIN)
 
-    def place(trial: dict[str, Any]) -> float:
+    def rank(trial: dict[str, Any]) -> float:
         value = trial["final"].get(measure.name)
         return math.inf if value is None else -value if measure.higher else value  # none was not finite
 
-    for trial in sorted(result["trials"], key=place):
+    for trial in sorted(result["trials"], key=rank):
         value = trial["final"].get(measure.name)
         style = "bold" if trial["settings"] == result["best"]["settings"] else ""
         cells = [f"{trial['settings'][key]}" for key in keys]

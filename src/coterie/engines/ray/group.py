@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,13 +24,12 @@ LARGE = 100_000  # bytes above which Ray puts what it carries into its store any
 
 
 class GroupSpec(NamedTuple):
-    """What an actor starts with. Rows are arrays, which Ray shares between processes without a copy."""
+    """What an actor starts with. Rows hold arrays for tensors: Ray shares these between processes without a copy."""
 
     task: Any
     clients: tuple[int, ...]
-    train: tuple[Array, ...]
-    valid: tuple[Array, ...] | None
-    padding: tuple[tuple[int, bool], tuple[int, bool] | None]
+    train: Any
+    valid: Any
     target: tuple[Any, Any] | None
     mode: Mode
     chunk: int
@@ -41,15 +41,11 @@ def group_spec(
 ) -> GroupSpec:
     """The rows of these clients alone, with the engine's mode and chunk."""
     who = tuple(clients)
-    train, valid = part_of(problem.train, who), part_of(problem.valid, who)
-    assert train is not None
-    assert train.padding is not None
+    train, valid = (_converted(part_of(rows, who), _array) for rows in (problem.train, problem.valid))
     target = None
     if at_target and problem.target is not None:
-        target = _arrays_of(problem.target.train), _arrays_of(problem.target.valid)
-    padding = train.padding, None if valid is None else valid.padding
-    packed = None if valid is None else _packed(valid)
-    return GroupSpec(problem.task, who, _packed(train), packed, padding, target, mode, chunk, threads)
+        target = _converted(problem.target.train, _array), _converted(problem.target.valid, _array)
+    return GroupSpec(problem.task, who, train, valid, target, mode, chunk, threads)
 
 
 class Group:
@@ -70,9 +66,8 @@ class Group:
         torch.set_num_threads(spec.threads)
         target = None
         if spec.target is not None:
-            target = Shard(spec.task, *(_rows_of(part) for part in spec.target))
-        train = _unpacked(spec.train, spec.padding[0])
-        valid = None if spec.valid is None else _unpacked(spec.valid, spec.padding[1])
+            target = Shard(spec.task, *(_converted(rows, _tensor) for rows in spec.target))
+        train, valid = _converted(spec.train, _tensor), _converted(spec.valid, _tensor)
         engine = LocalEngine(spec.task, train, valid, target, spec.mode, spec.chunk)
         self.store = BundleStore()
         # one owner has the cluster and all rows: the actor does whatever it is asked
@@ -93,26 +88,13 @@ class Group:
         return os.getpid()
 
 
-def _packed(stack: Stack) -> tuple[Array, ...]:
-    return tuple(_array(t) for t in (stack.offsets, stack.counts, *stack.columns))
-
-
-def _unpacked(arrays: tuple[Array, ...], padding: tuple[int, bool] | None) -> Stack:
-    offsets, counts, *columns = map(_tensor, arrays)
-    return Stack(tuple(columns), offsets, counts, padding)
-
-
-def _arrays_of(rows: Rows | None) -> Any:
+def _converted(rows: Stack | Rows | None, convert: Callable[[Any], Any]) -> Any:
+    """The same rows with their tensors as arrays, or the other way round."""
     if rows is None:
         return None
-    return tuple(map(_array, rows.columns)), _array(rows.offset), _array(rows.count), rows.capacity, rows.ragged
-
-
-def _rows_of(parts: Any) -> Rows | None:
-    if parts is None:
-        return None
-    columns, offset, count, capacity, ragged = parts
-    return Rows(tuple(map(_tensor, columns)), _tensor(offset), _tensor(count), capacity, ragged)
+    numbers = ("offsets", "counts") if isinstance(rows, Stack) else ("offset", "count")
+    columns: Any = tuple(map(convert, rows.columns))
+    return replace(rows, columns=columns, **{name: convert(getattr(rows, name)) for name in numbers})
 
 
 def _array(tensor: Tensor) -> Array:

@@ -16,7 +16,7 @@ the same code runs for many simulated clients and for the clients of one node.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
     state: StageState
 
 
-class Stage(Protocol):
+class Stage:
     """One thing that happens to replies. Every method has a default that changes nothing.
 
     Args:

@@ -22,11 +22,11 @@ replies that arrived whole, once. Faults strike before compression does (see `st
 so what is said of truncated and misshapen ones only follows the network engine, which really compares forms.
 """
 
-from dataclasses import dataclass
 from math import log1p
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from coterie.federation.api import Call, Failure, Replies
@@ -34,6 +34,7 @@ from coterie.federation.stages.base import Asked, Stage, StageState
 from coterie.federation.tree import Tree, put, rows, size, tree_flatten, tree_leaves, tree_unflatten
 from coterie.federation.work import Handle, info_of
 from coterie.numerics import Draw
+from coterie.settings import Positive
 
 KINDS = (
     *("crash", "restart", "delay", "duplicate", "reorder", "truncate", "misshape"),
@@ -45,8 +46,39 @@ HUGE = 1e6
 BOAST = 1000
 
 
-@dataclass(frozen=True)
-class Faults(Stage):
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class FaultsTable(BaseModel):
+    """[faults]: how probable it is that something goes wrong, by client and phase; the kinds are above."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    any: Share = 0.0
+    crash: Share = 0.0
+    restart: Share = 0.0
+    delay: Share = 0.0
+    duplicate: Share = 0.0
+    reorder: Share = 0.0
+    truncate: Share = 0.0
+    misshape: Share = 0.0
+    nan: Share = 0.0
+    inf: Share = 0.0
+    flip: Share = 0.0
+    huge: Share = 0.0
+    lie: Share = 0.0
+    seconds: Positive = 10.0
+    deadline: Positive = 10.0
+
+    @model_validator(mode="after")
+    def _one_at_a_time(self) -> "FaultsTable":
+        total = self.any + sum(getattr(self, kind) for kind in KINDS)
+        if total > 1.0 + 1e-9:
+            raise ValueError(f"the probabilities add up to {total:g}; a client has one fault at a time, so at most 1")
+        return self
+
+
+class Faults(FaultsTable, Stage):
     """A stage in which things go wrong on the way.
 
     Args:
@@ -63,21 +95,6 @@ class Faults(Stage):
 
     key: ClassVar[str] = "faults"
 
-    any: float = 0.0
-    crash: float = 0.0
-    restart: float = 0.0
-    delay: float = 0.0
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    truncate: float = 0.0
-    misshape: float = 0.0
-    nan: float = 0.0
-    inf: float = 0.0
-    flip: float = 0.0
-    huge: float = 0.0
-    lie: float = 0.0
-    seconds: float = 10.0
-    deadline: float = 10.0
     seed: int = 0
 
     @property
@@ -164,8 +181,7 @@ class Faults(Stage):
         altered, what = _spoilt(call, rows(replies.values, slice(i, i + 1)), replies.ids[i : i + 1], kind, draw)
         if not what:
             return replies, None
-        struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
-        return replies._replace(values=put(replies.values, struck, altered)), Failure(client, kind, what)
+        return replies._replace(values=put(replies.values, replies.ids == client, altered)), Failure(client, kind, what)
 
 
 def _chance(call: Call, ids: Tensor) -> Draw:
@@ -178,8 +194,8 @@ def _forgetful(call: Call, replies: Replies, i: int) -> Replies:
         return replies
     before = call.memory.payload
     before = before.versions if isinstance(before, Handle) else before
-    struck = torch.arange(len(replies.ids), device=replies.ids.device) == i
-    return replies._replace(memory=put(replies.memory, struck, rows(before, replies.ids[i : i + 1])))
+    own = replies.ids[i : i + 1]
+    return replies._replace(memory=put(replies.memory, replies.ids == own, rows(before, own)))
 
 
 def _misfit(replies: Replies, i: int, kind: str, client: int, draw: Draw) -> Failure | None:

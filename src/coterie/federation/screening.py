@@ -1,0 +1,114 @@
+"""Screening: what the replies of a phase must pass before a method sees them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coterie.federation.api import Call, Failure, Replies, flat_rows, lengths, scaled
+from coterie.federation.tree import Tree, mapped, put, tensors
+
+NOTHING = 1e-9  # an update so much shorter than the median of its phase is 0
+SAME = 1e-6  # updates that differ by so much of their length are equal
+
+
+@dataclass(frozen=True)
+class Screening:
+    """What a client's update must pass; one that is not finite never does.
+
+    Args:
+        norm: the largest norm of an update that is accepted; None accepts all.
+        clip: an update longer than this multiple of the median of its phase is shortened to that; None for never.
+        trust: a client's declared size counts for at most this multiple of the median size; None believes all.
+        copies: whether updates that are 0, or equal to another client's, are left out where replies are gathered.
+
+    Example:
+        >>> Screening(trust=2.0).sizes(torch.tensor([10, 10, 9000])).tolist()
+        [10, 10, 20]
+    """
+
+    norm: float | None = None
+    clip: float | None = None
+    trust: float | None = None
+    copies: bool = False
+
+    def sizes(self, declared: Tensor) -> Tensor:
+        """The sizes that are believed, [n]."""
+        if self.trust is None:
+            return declared
+        return declared.clamp(max=max(1, int(self.trust * float(declared.double().median()))))
+
+    def reasons(self, values: Tree) -> tuple[Tensor, list[str]]:
+        """Which rows are fine, [a] bool; and for each row, why not."""
+        if not tensors(values):  # a work that only changed memory
+            return torch.ones((), dtype=torch.bool), []
+        first = tensors(values)[0]
+        finite = torch.ones(len(first), dtype=torch.bool, device=first.device)
+        for leaf in flat_rows(values):
+            # a sum is finite unless a term is not, or the update is absurdly large: cheaper than testing each entry
+            sums = torch.isfinite(leaf.sum(1))
+            finite &= sums if bool(sums.all()) else sums | torch.isfinite(leaf).all(1)
+        fine, norm = finite, torch.zeros(len(first))
+        if self.norm is not None:
+            norm = lengths(values)
+            fine = finite & (norm <= self.norm)
+        if bool(fine.all()):
+            return fine, []
+        texts = [
+            "" if ok else (f"norm {float(norm[i]):.3g} above the limit {self.norm:g}" if is_finite else "not finite")
+            for i, (ok, is_finite) in enumerate(zip(fine.tolist(), finite.tolist(), strict=True))
+        ]
+        return fine, texts
+
+    def idle(self, call: Call, replies: Replies) -> list[Failure]:
+        """Clients of a whole phase that do not help: their updates are 0, or those of clients before them.
+
+        Where half of the updates are 0 nothing is there to compare with, and a single number may be equal by chance:
+        then nobody is named. Rows are compared only where their lengths agree, so the cost is that of the lengths.
+        """
+        if not self.copies or not tensors(replies.values):
+            return []
+        updates = call.updates(replies.ids, replies.values)
+        real = flat_rows(updates)
+        if sum(t.shape[1] for t in real) < 2:
+            return []
+        norms, ids = lengths(updates).double(), replies.ids.tolist()
+        usual = float(norms.median())
+        if usual == 0.0:
+            return []
+        zero = (norms <= NOTHING * usual).tolist()
+        found = [Failure(ids[i], "zero update", "it does not help") for i, is_zero in enumerate(zero) if is_zero]
+        original: dict[int, int] = {}
+        order = norms.argsort(stable=True).tolist()
+        for at, i in enumerate(order):
+            for j in order[at + 1 :]:
+                if zero[i] or zero[j] or float(norms[j] - norms[i]) > SAME * float(norms[j]):
+                    break
+                if all(float((t[i] - t[j]).norm()) <= SAME * float(norms[j]) for t in real):
+                    first, later = min(i, j), max(i, j)
+                    original[later] = min(first, original.get(later, first))
+        copies = [Failure(ids[i], "duplicate update", f"of client {ids[j]}") for i, j in sorted(original.items())]
+        return found + copies
+
+    def shortened(self, call: Call, replies: Replies) -> tuple[Replies, list[Failure]]:
+        """The replies of a whole phase with long updates cut, and whose they were.
+
+        Directions are kept. Where half of the updates are 0 there is no length to compare with, and none is cut.
+        """
+        if self.clip is None or not tensors(replies.values):
+            return replies, []
+        updates = call.updates(replies.ids, replies.values)
+        norms = lengths(updates)
+        usual = norms.median()
+        limit = self.clip * usual
+        long = (norms > limit) & (limit > 0.0)
+        if not bool(long.any()):
+            return replies, []
+        ids, factor = replies.ids[long], limit / norms[long]
+        short = mapped(lambda t: scaled(t[long], factor), updates)
+        values = put(replies.values, long, call.results(ids, short))
+        cut = [
+            Failure(client, "clipped", f"norm {norm:.3g} above {self.clip:g} times the median {usual:.3g}")
+            for client, norm in zip(ids.tolist(), norms[long].tolist(), strict=True)
+        ]
+        return replies._replace(values=values), cut
