@@ -41,7 +41,12 @@ ORDER = (
     "cli",
 )
 LEVEL = {name: level for level, name in enumerate(ORDER)}
-LEVEL |= {"facade": LEVEL["cli"], "__init__": LEVEL["cli"] + 1, "__main__": LEVEL["cli"] + 1}
+LEVEL |= {
+    "facade": LEVEL["cli"],
+    "sklearn": LEVEL["cli"] + 1,
+    "__init__": LEVEL["cli"] + 1,
+    "__main__": LEVEL["cli"] + 1,
+}
 LEVEL |= {"__version__": -1}  # a constant of the package
 
 # the names of works are looked up in the registry of methods, when a message asks for one

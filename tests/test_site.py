@@ -82,6 +82,8 @@ def test_every_public_name_has_an_entry(package: str) -> None:
     hooks = runpy.run_path(str(DOCS / "hooks.py"))
     pages = "\n".join(hooks["complete"](page.read_text(encoding="utf-8")) for page in (DOCS / "reference").glob("*.md"))
     shown = set(re.findall(rf"^::: {re.escape(package)}\.(\w+)$", pages, re.MULTILINE))
+    if package == "coterie" and "\n::: coterie.advise.answer.advise\n" in pages:
+        shown.add("advise")  # a package that can be called: its entry is that of the function
     public = set(import_module(package).__all__) - ({"methods"} if package == "coterie" else set())
     assert shown == public
 

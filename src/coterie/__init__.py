@@ -7,6 +7,7 @@ from coterie import machine
 
 if TYPE_CHECKING:
     from coterie import methods, schedules, stop
+    from coterie.advise.answer import advise
     from coterie.consent import allow_code
     from coterie.errors import CoterieError, RunError, UsageError
     from coterie.facade import Federation as Federation  # deprecated, see there
@@ -32,6 +33,7 @@ __all__ = [
     "Stopped",
     "UsageError",
     "Weighting",
+    "advise",
     "allow_code",
     "fit",
     "machine",
@@ -61,7 +63,7 @@ _HOME = {
 }
 
 
-_ROOMS = ("methods", "schedules", "stop")
+_ROOMS = ("advise", "methods", "schedules", "stop")
 
 
 def __getattr__(name: str) -> Any:

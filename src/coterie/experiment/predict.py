@@ -19,6 +19,7 @@ from coterie.problems.files.prepare import Preparation
 from coterie.problems.files.problem import network
 from coterie.problems.files.reading import (
     Block,
+    Source,
     Unreadable,
     blocks_of,
     columns_of,
@@ -179,24 +180,56 @@ def predict(folder: Path, file: Path, *, best: bool = False) -> Predictions:
     if not file.exists():
         raise UsageError(f"there is no file {file}.")
     notes: list[str] = []
+    return _table(prepared, outputs_of(net, prepared, file, notes), notes)
+
+
+def outputs_of(net: nn.Module, prepared: Preparation, source: Source, notes: list[str]) -> Tensor:
+    """What a model makes of the rows of a table, [rows, outputs].
+
+    Args:
+        net: the model.
+        prepared: how rows become its inputs.
+        source: a file, or a table that a program holds.
+        notes: what should be known of the rows is appended.
+    """
+    name = source if isinstance(source, Path) else source.name
     outputs = []
     try:
-        for inputs in _inputs(prepared, file, notes):
+        for inputs in _inputs(prepared, source, notes):
             with torch.no_grad():
                 outputs.append(net(inputs))
     except Unreadable as error:
-        raise UsageError(f"{file}: {error}. {error.remedy}".rstrip()) from None
+        raise UsageError(f"{name}: {error}. {error.remedy}".rstrip()) from None
     if not outputs:
-        raise UsageError(f"{file} has no rows.")
-    return _table(prepared, torch.cat(outputs), notes)
+        raise UsageError(f"{name} has no rows.")
+    return torch.cat(outputs)
+
+
+def shares_of(outputs: Tensor) -> Tensor:
+    """The probabilities of the classes, [rows, classes].
+
+    Args:
+        outputs: of a classifier.
+    """
+    return torch.softmax(outputs.double(), 1)
+
+
+def values_of(prepared: Preparation, outputs: Tensor) -> Tensor:
+    """The predicted numbers in the label's own units, [rows].
+
+    Args:
+        prepared: how the label was scaled.
+        outputs: of a model that predicts a number.
+    """
+    return outputs.flatten().double() * prepared.label_deviation + prepared.label_mean
 
 
 def _table(prepared: Preparation, outputs: Tensor, notes: list[str]) -> Predictions:
     label = prepared.form.label
     if not prepared.classes:
-        values = (outputs.flatten().double() * prepared.label_deviation + prepared.label_mean).tolist()
+        values = values_of(prepared, outputs).tolist()
         return Predictions(["row", label], [[i + 1, f"{v:.9g}"] for i, v in enumerate(values)], notes)
-    shares = torch.softmax(outputs.double(), 1)
+    shares = shares_of(outputs)
     header = ["row", label, *(f"p({name})" for name in prepared.classes)]
     best = shares.argmax(1).tolist()
     rows = [
@@ -206,10 +239,10 @@ def _table(prepared: Preparation, outputs: Tensor, notes: list[str]) -> Predicti
     return Predictions(header, rows, notes)
 
 
-def _inputs(prepared: Preparation, file: Path, notes: list[str]) -> Iterator[Tensor]:
+def _inputs(prepared: Preparation, file: Source, notes: list[str]) -> Iterator[Tensor]:
     """The model's inputs, a block of rows at a time."""
     form = prepared.form
-    if form.image is not None and form_of(file) == "images":
+    if form.image is not None and isinstance(file, Path) and form_of(file) == "images":
         for pictures, _ in image_blocks(file, form.image[-1]):
             yield torch.from_numpy(pictures.astype(np.float32) / np.float32(form.unit))
         return

@@ -19,6 +19,7 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.files.faults import Consent, as_note, examined, together
 from coterie.problems.files.findings import Finding
+from coterie.problems.files.frames import given
 from coterie.problems.files.prepare import Impute, Preparation, Scaling, learnt, own_scaled, transformed
 from coterie.problems.files.private import learnt_privately
 from coterie.problems.files.tables import MISSING, Holder, Options, expand, notes_on, read
@@ -174,7 +175,11 @@ def load_files(
     options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
     options = options._replace(keep=tuple(keep or ()), private=private is not None)
     _check_private(private, scaling, impute)
-    tables = read(*expand(clients, target), options)
+    held = given(clients, target)
+    if held is None:
+        tables = read(*expand(clients, target), options)
+    else:
+        tables = read(held.partners, held.goal, options, held.names)
     consent = Consent(units or {}, align_labels, repair, options.keep)
     tables, compared = examined(tables, consent, private=options.private, cache=cache)
     if private is None:

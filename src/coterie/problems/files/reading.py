@@ -9,7 +9,8 @@ import gzip
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,26 @@ Values = np.ndarray | list[str | None]
 Block = dict[str, Values]
 
 
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A table that a program holds (`frames.py` makes it): its columns as a file's would be read.
+
+    Args:
+        name: whose table it is.
+        block: all its rows.
+        categories: columns that its program declares to be categories.
+        labels: by the word that a class is read as, the value as the program has it; empty where nobody asked.
+    """
+
+    name: str
+    block: Block
+    categories: tuple[str, ...] = ()
+    labels: Mapping[str, Any] | None = None
+
+
+Source = Path | Frame
+
+
 class Unreadable(Exception):
     """Why a file cannot be read, and the remedy."""
 
@@ -42,8 +63,10 @@ class Unreadable(Exception):
         self.remedy = remedy
 
 
-def form_of(path: Path) -> str:
-    """csv, npz, parquet, arrow or images, by name and content."""
+def form_of(path: Source) -> str:
+    """frame, csv, npz, parquet, arrow or images, by name and content."""
+    if isinstance(path, Frame):
+        return "frame"
     name = path.name.lower()
     if path.is_dir():
         if any(path.glob("*.arrow")):
@@ -71,8 +94,10 @@ def extra(module: str, package: str, what: str) -> Any:
         raise Unreadable(f"{what} needs the package {package}", f"pip install {package}") from None
 
 
-def columns_of(path: Path) -> list[str]:
+def columns_of(path: Source) -> list[str]:
     """The names of a table's columns, without reading its rows."""
+    if isinstance(path, Frame):
+        return list(path.block)
     form = form_of(path)
     if form == "csv":
         with _text(path) as file:
@@ -83,15 +108,15 @@ def columns_of(path: Path) -> list[str]:
     return list(schema.names)
 
 
-def with_semicolons(path: Path) -> bool:
+def with_semicolons(path: Source) -> bool:
     """Whether a table is a CSV file with semicolons: those are written where the comma is the decimal sign."""
-    if form_of(path) != "csv":
+    if isinstance(path, Frame) or form_of(path) != "csv":
         return False
     with _text(path) as file:
         return _header(path, file)[1] == ";"
 
 
-def blocks_of(path: Path, numeric: Sequence[str] = ()) -> Iterator[Block]:
+def blocks_of(path: Source, numeric: Sequence[str] = ()) -> Iterator[Block]:
     """The rows of a table, a block at a time. numeric names columns that should be numbers: tried the fast way."""
     before = 0
     for block in _blocks(path, numeric):
@@ -114,7 +139,10 @@ def _holds_nul(where: str) -> Unreadable:
     return Unreadable(f"{where} holds a NUL character", remedy)
 
 
-def _blocks(path: Path, numeric: Sequence[str]) -> Iterator[Block]:
+def _blocks(path: Source, numeric: Sequence[str]) -> Iterator[Block]:
+    if isinstance(path, Frame):
+        yield path.block
+        return
     form = form_of(path)
     if form == "csv":
         yield from _csv_blocks(path, frozenset(numeric))
@@ -402,17 +430,26 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
         raise Unreadable(f"no readable NPZ: {error}", "Write it with numpy.savez(file, x=…, label=…).") from None
     if not arrays:
         raise Unreadable("the file is empty", "Write it with numpy.savez(file, x=…, label=…).")
+    return flat(arrays)
+
+
+def flat(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays as columns: one with two dimensions is as many as it has columns; pictures stay whole.
+
+    Args:
+        arrays: by name, with one entry per row each.
+    """
     lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
     if len(lengths) > 1:
         sizes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise Unreadable(f"its arrays differ in length: {sizes}", "Every array needs one entry per row.")
-    flat: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if array.ndim == 2:
-            flat |= {f"{name}{j}": array[:, j] for j in range(array.shape[1])}
+            columns |= {f"{name}{j}": array[:, j] for j in range(array.shape[1])}
         else:
-            flat[name] = array
-    return flat
+            columns[name] = array
+    return columns
 
 
 def _from_array(array: np.ndarray) -> Values:

@@ -20,7 +20,7 @@ from coterie.errors import UsageError
 from coterie.federation import Stack
 from coterie.problems.files import reading
 from coterie.problems.files.findings import Finding, Findings
-from coterie.problems.files.reading import CSV, Block, Unreadable, Values, date_columns, numbers, words
+from coterie.problems.files.reading import CSV, Block, Source, Unreadable, Values, date_columns, numbers, words
 from coterie.problems.files.store import RowBuffer
 
 Kind = Literal["classification", "regression"]
@@ -85,7 +85,7 @@ class Holder:
     """
 
     name: str
-    path: Path
+    path: Source
     rows: int = 0
     words: list[dict[str, int]] = field(default_factory=list)
     commas: dict[str, None] = field(default_factory=dict)
@@ -134,20 +134,32 @@ def _holds_tables(folder: Path) -> bool:
     return any(file.name.lower().endswith((*CSV, ".npz")) for file in folder.iterdir())
 
 
-def read(partners: Sequence[Path], goal: Path, options: Options) -> Tables:
-    """Everybody's rows, or all that is wrong with the files."""
+def read(partners: Sequence[Source], goal: Source, options: Options, names: Sequence[str] | None = None) -> Tables:
+    """Everybody's rows, or all that is wrong with the files.
+
+    Args:
+        partners: their files, or tables that a program holds.
+        goal: the target's.
+        options: how to read.
+        names: of the partners and, last, of the target; by default those of the files.
+    """
     findings, treated = Findings(), Findings()
-    partners = _without_copies(partners, goal, options, treated)
+    kept = _not_copied(partners, goal, options, treated, names)
+    if names is not None:
+        names = [*(names[k] for k in kept), names[-1]]
+    partners = [partners[k] for k in kept]
     paths = (*partners, goal)
-    named = names_of(paths)
+    named = names_of(paths) if names is None else names
     form, ids = _form(goal, named[-1], options, findings, treated)
     options = options._replace(drop=(*options.drop, *ids))
     if form is None:
         _glance(partners, named, options, findings)
         findings.settle(len(paths))
         raise AssertionError("a form that cannot be found is a finding")
-    usable = [_agrees(path, name, form, goal.name, options, findings) for path, name in zip(paths, named, strict=True)]
-    mapped = sum(_size(path) for path in paths) > MAPPED
+    target = goal.name if names is None else named[-1]
+    usable = [_agrees(path, name, form, target, options, findings) for path, name in zip(paths, named, strict=True)]
+    files = [path for path in paths if isinstance(path, Path)]
+    mapped = len(files) == len(paths) and sum(map(_size, files)) > MAPPED  # what a program holds is never written
     sinks = _Sinks(form, mapped, options)
     holders = [Holder(name, path) for path, name in zip(paths, named, strict=True)]
     for holder, fine in zip(holders, usable, strict=True):
@@ -163,22 +175,26 @@ def read(partners: Sequence[Path], goal: Path, options: Options) -> Tables:
     return Tables(form, tuple(holders), *sinks.tensors(), mapped, tuple(treated.found))
 
 
-def _without_copies(partners: Sequence[Path], goal: Path, options: Options, treated: Findings) -> Sequence[Path]:
-    """The partners' files without copies of the target's own: nothing can be learned from those."""
-    if options.private:
-        return partners
-    copies = [path for path in partners if path.is_file() and goal.is_file() and filecmp.cmp(path, goal, shallow=False)]
+def _not_copied(
+    partners: Sequence[Source], goal: Source, options: Options, treated: Findings, names: Sequence[str] | None
+) -> list[int]:
+    """Which partners' files are no copies of the target's own: nothing can be learned from those."""
+    if options.private or not isinstance(goal, Path) or not goal.is_file():
+        return list(range(len(partners)))
+    files = {k: path for k, path in enumerate(partners) if isinstance(path, Path) and path.is_file()}
+    copies = {k: path for k, path in files.items() if filecmp.cmp(path, goal, shallow=False)}
     if len(copies) == len(partners):
         raise UsageError(
             f"every file of problem.clients is a copy of {goal.name}; there is nobody to learn from. "
             "Name the partners' own files."
         )
-    for path in copies:
-        treated.add(path.name, f"a copy of {goal.name}: left out", "Ask the partner for rows of its own.")
-    return [path for path in partners if path not in copies]
+    for k, path in copies.items():
+        name = path.name if names is None else names[k]
+        treated.add(name, f"a copy of {goal.name}: left out", "Ask the partner for rows of its own.")
+    return [k for k in range(len(partners)) if k not in copies]
 
 
-def names_of(paths: Sequence[Path]) -> list[str]:
+def names_of(paths: Sequence[Source]) -> list[str]:
     """Short names that tell the files apart: the file's own, or with its folders where that is not enough."""
     depth = 1
     while len({_tail(path, depth) for path in paths}) < len(paths) and depth < 12:
@@ -186,7 +202,9 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return [_tail(path, depth) for path in paths]
 
 
-def _tail(path: Path, depth: int) -> str:
+def _tail(path: Source, depth: int) -> str:
+    if not isinstance(path, Path):
+        return path.name
     return "/".join(path.parts[-depth:])
 
 
@@ -197,11 +215,11 @@ def _size(path: Path) -> int:
 
 
 def _form(
-    goal: Path, name: str, options: Options, findings: Findings, treated: Findings
+    goal: Source, name: str, options: Options, findings: Findings, treated: Findings
 ) -> tuple[Form | None, list[str]]:
     """What the target's own file says, and its columns that only name rows; None, with findings, if it is unusable."""
     try:
-        if reading.form_of(goal) == "images":
+        if isinstance(goal, Path) and reading.form_of(goal) == "images":
             return Form("folder", "classification", (), (), reading.image_shape(goal, options.side), 255.0), []
         columns = reading.columns_of(goal)
         if options.label not in columns:
@@ -288,7 +306,7 @@ def _identifies(column: str, values: Values, is_worded: bool, missing: frozenset
     return bool((steps > 0).all() or (steps < 0).all() or ID_NAME.fullmatch(column) is not None)
 
 
-def _sample(path: Path) -> Block:
+def _sample(path: Source) -> Block:
     """The first rows of a table, all of a small one: enough to tell numbers from words."""
     parts = list(islice(reading.blocks_of(path), SAMPLE))
     if not parts:
@@ -319,7 +337,7 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
     return f"it has {shown}{f' and {len(names) - most} more' if len(names) > most else ''}" if names else "it has none"
 
 
-def _glance(paths: Sequence[Path], names: Sequence[str], options: Options, findings: Findings) -> None:
+def _glance(paths: Sequence[Source], names: Sequence[str], options: Options, findings: Findings) -> None:
     """Where the target's file is unusable: what else can be said of the others."""
     for path, name in zip(paths, names, strict=False):
         try:
@@ -329,7 +347,7 @@ def _glance(paths: Sequence[Path], names: Sequence[str], options: Options, findi
             findings.add(name, str(error), error.remedy)
 
 
-def _agrees(path: Path, name: str, form: Form, target: str, options: Options, findings: Findings) -> bool:
+def _agrees(path: Source, name: str, form: Form, target: str, options: Options, findings: Findings) -> bool:
     """Whether a file has the columns of the target's; what it lacks is a finding."""
     try:
         if (reading.form_of(path) == "images") != (form.image is not None and form.label == "folder"):
@@ -389,14 +407,14 @@ class _Sinks:
         for column, (row, word, count) in faults.items():
             findings.add(holder.name, *_fault(column, row, word, count, self.form))
 
-    def _blocks(self, path: Path) -> Iterator[Block]:
+    def _blocks(self, path: Source) -> Iterator[Block]:
         form = self.form
         if form.image is None:
             before = 0
             for block in reading.blocks_of(path, self.numeric):
                 yield reading.with_dates(block, form.dates, self.options.missing, before)
                 before += len(block[form.label])
-        elif form.label == "folder":
+        elif form.label == "folder" and isinstance(path, Path):
             for pictures, labels in reading.image_blocks(path, self.options.side):
                 yield {"pictures": pictures, "folder": list(labels)}
         else:
