@@ -34,10 +34,12 @@ class Partner(NamedTuple):
 
     Args:
         name: as it was given.
-        verdict: what it does to a model for your rows.
-        gain: how much lower the error is with it than alone.
+        verdict: helps, may help, no use, harms, or cannot tell.
+        probability: that it helps.
+        gain: of training with it over training alone, in the measure that decides.
         low: lower end of the 95 % interval of the gain.
         high: upper end.
+        agreement: of its labels with what your rows teach; 1 is as your own, 0 nothing, −1 the opposite.
         weight: the learned weight.
         rows: how many it has.
         reason: of the verdict.
@@ -45,9 +47,11 @@ class Partner(NamedTuple):
 
     name: str
     verdict: str
+    probability: float
     gain: float
     low: float
     high: float
+    agreement: float
     weight: float
     rows: int
     reason: str
@@ -74,12 +78,12 @@ class Advice:
     @property
     def answer(self) -> str:
         """The answer in one or two sentences."""
-        return str(self.data.get("headline") or self.data.get("sentence") or self.data.get("worth_it", ""))
+        return str(self.data["headline"])
 
     @property
     def worth_it(self) -> str:
-        """Whether training together is worth it: yes, no, or not shown."""
-        return str(self.data.get("worth_it", self.data.get("worth", "")))
+        """Whether training together is worth it: yes, probably, no, or not shown."""
+        return str(self.data["worth_it"])
 
     @property
     def partners(self) -> tuple[Partner, ...]:
@@ -90,8 +94,8 @@ class Advice:
     def weights(self) -> dict[str, float]:
         """The learned weights by partner, and of your own rows ("mine") where they have one."""
         found = {partner.name: partner.weight for partner in self.partners}
-        own = self.data.get("own_weight")
-        return found if own is None else {**found, MINE: _number(own)}
+        own = self.data["own_weight"]
+        return found if own is None else {**found, MINE: float(own)}
 
     @property
     def model(self) -> nn.Module:
@@ -171,25 +175,19 @@ class Advice:
         return f"<coterie.Advice on {len(self.partners)} partners: {self.answer}>"
 
 
-def _number(value: Any) -> float:
-    """A number, or the middle of one with an interval."""
-    return float(value["value"] if isinstance(value, Mapping) else value)
-
-
 def _partner(entry: Mapping[str, Any]) -> Partner:
-    """One partner of advice.json, which may say more."""
-    gain = entry.get("gain", float("nan"))
-    ends = gain if isinstance(gain, Mapping) else {}
-    value = _number(gain)
+    """One partner of advice.json."""
     return Partner(
-        str(entry["name"]),
-        str(entry["verdict"]),
-        value,
-        float(ends.get("low", value)),
-        float(ends.get("high", value)),
-        _number(entry.get("weight", float("nan"))),
-        int(entry.get("rows", 0)),
-        str(entry.get("reason", "")),
+        entry["name"],
+        entry["verdict"],
+        entry["probability"],
+        entry["gain"]["value"],
+        entry["gain"]["low"],
+        entry["gain"]["high"],
+        entry["agreement"]["value"],
+        entry["weight"]["value"],
+        entry["rows"],
+        entry["reason"],
     )
 
 
@@ -202,6 +200,7 @@ def advise(
     rounds: int = ROUNDS,
     seed: int = 0,
     contributions: Literal["loo", "shapley"] | None = None,
+    measure: str = "auto",
     effort: Any = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -222,6 +221,7 @@ def advise(
         rounds: of each training.
         seed: fixes splits, starts and every draw.
         contributions: also find what each partner adds, by leave-one-out ("loo") or "shapley".
+        measure: what to decide by, such as "auc", "accuracy" or "r2"; "auto" follows the label.
         effort: how much is tried, a `coterie.advise.advise.Effort`.
         out: a folder for advice.json, the page and the model; by default a temporary one, see `Advice.save`.
         force: empty an existing result folder first.
@@ -236,7 +236,7 @@ def advise(
         ...     x = rng.normal(size=(n, 2))
         ...     return {"a": x[:, 0], "b": x[:, 1], "ill": (x.sum(1) > 0) ^ flipped}
         >>> tables = {"north": rows(60), "east": rows(60, flipped=True)}
-        >>> advice = coterie.advise(rows(40), tables, "ill", rounds=20, effort=Effort(1, 0))
+        >>> advice = coterie.advise(rows(40), tables, "ill", rounds=20, effort=Effort(1, 99, 0))
         >>> {partner.name: partner.verdict for partner in advice.partners}["east"]
         'harms'
         >>> bool(advice.predict({"a": [2.0], "b": [2.0]})[0])
@@ -262,7 +262,7 @@ def advise(
     try:
         with holding(held):
             advice.data = finding.advise(
-                config, folder, values=contributions, say=progress or _silent, force=force, **more
+                config, folder, values=contributions, measure=measure, say=progress or _silent, force=force, **more
             )
     except UsageError as error:
         if "problem." in str(error):
