@@ -28,6 +28,7 @@ class EngineEntry(NamedTuple):
 
 
 ENGINES: dict[str, EngineEntry] = {
+    "embedded": EngineEntry("coterie.engines.embedded:launch", "coterie", "", "every client at a node in this process"),
     "flower": EngineEntry("coterie.engines.flower.launch:launch", "flwr", "flower", "clients at SuperNodes of Flower"),
     "nvflare": EngineEntry("coterie.engines.nvflare.launch:launch", "nvflare", "nvflare", "clients at sites of FLARE"),
     "ray": EngineEntry("coterie.engines.ray.launch:launch", "ray", "ray", "groups of clients in processes of Ray"),

@@ -276,6 +276,8 @@ def federate_remotely(
         screening=screening(table),
         target=table.target,
     )
+    if problem.spent is not None:  # learning how to scale rows has moved something too
+        engine.book.ledger = Ledger(problem.spent.by_cause, engine.book.ledger.wire)
     one_by_one = {"mode": "sequential" if table.mode == "auto" else table.mode, "chunk": 1}
     return fed, getattr(transport, "chosen", None) or one_by_one
 

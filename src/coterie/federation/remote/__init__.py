@@ -1,5 +1,6 @@
 """Clients at nodes: codec, node and engine without any particular network."""
 
+from coterie.federation.remote.beside import Beside
 from coterie.federation.remote.codec import CodecError, Limits, Message, Names
 from coterie.federation.remote.engine import RemoteEngine
 from coterie.federation.remote.exchange import Policy, Transport
@@ -12,6 +13,7 @@ from coterie.federation.remote.roster import Address
 __all__ = [
     "PERMISSIVE",
     "Address",
+    "Beside",
     "CodecError",
     "InProcess",
     "Limits",

@@ -87,6 +87,13 @@ PROBLEMS: tuple[ProblemEntry, ...] = (
         FILES,
     ),
     ProblemEntry(
+        "study",
+        "sites",
+        "tables at sites that keep their rows (`coterie study`), and the coordinator's own",
+        ("local-train", "fedavg"),
+        FILES,
+    ),
+    ProblemEntry(
         "groups", "catalogue.groups", "a minority and a majority with their own classes, labels or turned images"
     ),
     ProblemEntry(
