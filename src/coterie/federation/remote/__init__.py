@@ -6,7 +6,7 @@ from coterie.federation.remote.engine import RemoteEngine
 from coterie.federation.remote.exchange import Policy, Transport
 from coterie.federation.remote.inprocess import InProcess
 from coterie.federation.remote.messages import Trouble
-from coterie.federation.remote.node import Node, Store, node_for
+from coterie.federation.remote.node import Node, Record, Store, node_for
 from coterie.federation.remote.policy import PERMISSIVE, NodePolicy, node_policy
 from coterie.federation.remote.roster import Address
 
@@ -22,6 +22,7 @@ __all__ = [
     "Node",
     "NodePolicy",
     "Policy",
+    "Record",
     "RemoteEngine",
     "Store",
     "Transport",

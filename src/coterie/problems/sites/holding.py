@@ -246,6 +246,12 @@ def hello(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw)
     return torch.tensor(time.time(), dtype=torch.float64)
 
 
+@work("sites/receive", update=None, mode="sequential")
+def receive(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """A model for the site, which its node keeps if its policy says so; the reply says that it has come."""
+    return torch.ones(())
+
+
 class RawNode(Node):
     """A node over raw rows. Its lists of words are no rows: their number is not held against the policy."""
 
