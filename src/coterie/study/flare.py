@@ -69,7 +69,7 @@ def provision(study: Study) -> None:
 
 
 def _project(study: Study) -> dict[str, Any]:
-    server = {"name": study.host, "type": "server", "org": "coordinator"}
+    server: dict[str, Any] = {"name": study.host, "type": "server", "org": "coordinator"}
     server |= {"fed_learn_port": study.ports[0], "admin_port": study.ports[1]}
     sites = [{"name": site, "type": "client", "org": "partner"} for site in study.sites]
     admin = {"name": ADMIN, "type": "admin", "org": "coordinator", "role": "project_admin"}
@@ -127,14 +127,49 @@ def server_command(study: Study) -> list[str]:
     return _command("server.server_train", kits(study) / study.host, "fed_server.json", "org=coordinator")
 
 
-def client_command(folder: Path, site: str) -> list[str]:
-    """What runs a site's client, in the folder of its kit."""
+def client_command(folder: Path, site: str, address: str) -> list[str]:
+    """What runs a site's client, in the folder of its kit, which has the address."""
     return _command("client.client_train", folder, "fed_client.json", f"uid={site}", "org=partner")
 
 
 def _command(module: str, folder: Path, config: str, *settings: str) -> list[str]:
     program = [sys.executable, "-u", "-P", "-m", f"nvflare.private.fed.app.{module}"]
     return [*program, "-m", str(folder), "-s", config, "--set", "secure_train=true", *settings, "config_folder=config"]
+
+
+def prepare_server(study: Study) -> None:
+    """Nothing: FLARE's server finds all in its kit."""
+
+
+def server_environment(study: Study) -> dict[str, str]:
+    """Nothing beside the usual environment."""
+    return {}
+
+
+def site_environment(folder: Path) -> dict[str, str]:
+    """Nothing beside the usual environment."""
+    return {}
+
+
+def prepare_site(folder: Path) -> None:
+    """Nothing beside the kit."""
+
+
+def explain(text: str) -> str | None:
+    """What is wrong where a site's client ends, from the end of its log; None where it should be started again."""
+    low = text.lower()
+    if "duplicate" in low or "already registered" in low or "already exists" in low:
+        return "another site is connected with this invitation; each invitation is for one site."
+    if "certificate has expired" in low or "certificate_expired" in low:
+        return "a certificate has expired; ask the coordinator for another invitation."
+    if "certificate_verify_failed" in low or "certificate verify failed" in low:
+        return "the coordinator's certificate does not fit this invitation; ask for another one."
+    return None
+
+
+def link(study: Study) -> "FlareLink":
+    """The coordinator's connection to its own server."""
+    return FlareLink(study)
 
 
 def install_kit(folder: Path, files: Mapping[str, bytes]) -> None:

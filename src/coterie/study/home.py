@@ -5,6 +5,7 @@ Nothing in it is ever sent. A job finds it by the variable COTERIE_SITE, which t
 
 import json
 import os
+import secrets
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,12 +18,11 @@ from platformdirs import user_state_path
 
 from coterie.errors import UsageError
 from coterie.federation.remote import NodePolicy, Record
-from coterie.problems.sites.holding import Choices
+from coterie.problems.sites.holding import HOME, INSTANCE, Choices
 from coterie.problems.sites.terms import Terms
 from coterie.storage import write_atomically
 from coterie.study.invitation import Invitation
 
-VARIABLE = "COTERIE_SITE"
 INVITATION, SETTINGS, JOURNAL, RECEIVED, KIT, MEMORY = (
     "invitation.toml",
     "site.json",
@@ -116,7 +116,7 @@ class Home:
     @staticmethod
     def find(folder: Path | None = None) -> "Home":
         """The home that was named, the one of this process, or the only one there is."""
-        named = folder or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+        named = folder or (Path(os.environ[HOME]) if os.environ.get(HOME) else None)
         if named is not None:
             if not (named / INVITATION).is_file():
                 raise UsageError(f"{named} is no site; join one with: coterie site join --invitation FILE --data FILE.")
@@ -153,6 +153,8 @@ class Home:
         invitation.write(before)
         settings = {"data": str(data.resolve()), "policy": str(policy.resolve()) if policy else None}
         write_atomically(self.folder / SETTINGS, json.dumps(settings).encode())
+        if not (self.folder / INSTANCE).is_file():
+            write_atomically(self.folder / INSTANCE, str(secrets.randbits(62)).encode())
 
     def note(self, record: Record) -> None:
         """Add an order to the journal."""

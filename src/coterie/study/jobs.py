@@ -16,15 +16,18 @@ from coterie.engines.embedded import own_node, plan_of
 from coterie.engines.follow import no_observer
 from coterie.engines.load import read_config
 from coterie.experiment import run as experiment
+from coterie.experiment.build import run_name
 from coterie.experiment.config import Config
-from coterie.federation import Federation
+from coterie.federation import Federation, Stack
 from coterie.federation.remote import Beside, Policy, RemoteEngine, Transport
 from coterie.numerics import Draw
-from coterie.problems.sites.agreement import Agreement, agree, engine_over
+from coterie.problems.sites.agreement import Agreement, agree
 from coterie.problems.sites.folder import Study
 from coterie.problems.sites.holding import receive
 from coterie.problems.sites.terms import own_tables
+from coterie.storage import write_json
 
+MEMBERS = "members.json"  # the numbers that sites drew when they joined
 TransportTo = Callable[[Sequence[str]], Transport]
 """What makes a transport to some sites, in the order of their clients."""
 
@@ -62,8 +65,11 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
     if job["stage"] == "agree":
         waiting = Policy(timeout=float(job["timeout"]), patience=float(job["patience"]))
         own = own_tables(study.data, study.terms)
-        agreement = agree(transport_to(study.sites), study.terms, study.sites, own, waiting)
+        members = study.folder / MEMBERS
+        known = json.loads(members.read_text(encoding="utf-8")) if members.is_file() else {}
+        agreement = agree(transport_to(study.sites), study.terms, study.sites, own, waiting, known=known)
         agreement.write(study.folder)
+        write_json(members, {**known, **{site.name: site.instance for site in agreement.sites}})
         sites = [site._asdict() for site in agreement.sites]
         return {"agreement": agreement.digest, "sites": sites, "left_out": dict(agreement.left_out)}
     config, folder = read_config(job["config"]), Path(job["folder"])
@@ -80,29 +86,22 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
     else:
         summary = experiment.run(config, folder, no_observer, force=job["force"], network=network)
     if job["share"] and summary["outcome"] == "finished":
-        summary = {**summary, "received": share(study, transport_to(names), names, folder)}
+        summary = {**summary, "received": share(study, transport_to(names), names, folder, run_name(config))}
     return summary
 
 
-def share(study: Study, transport: Transport, names: Sequence[str], folder: Path) -> list[str]:
-    """Send the model of a result folder to the sites; those who took it."""
+def share(study: Study, transport: Transport, names: Sequence[str], folder: Path, run: str) -> list[str]:
+    """Send the model of a result folder to the sites, with how rows become its inputs; those who took it."""
+    stored = json.loads((folder / "preprocess.json").read_text(encoding="utf-8"))
+    about = json.dumps({key: value for key, value in stored.items() if key != "clients"}).encode()
     parts = tuple(
-        torch.frombuffer(bytearray((folder / name).read_bytes()), dtype=torch.uint8)
-        for name in ("model.safetensors", "preprocess.json")
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        for data in ((folder / "model.safetensors").read_bytes(), about)
     )
-    engine: RemoteEngine = engine_over(transport, own_tables(study.data, study.terms), len(names), Policy(), "shared")
-    engine = replace(engine, **_form_of(study, folder))
+    labels = torch.zeros(1, dtype=torch.int64 if stored["classes"] else torch.float32)
+    zeros = torch.zeros(len(names), dtype=torch.int64)
+    form = Stack((torch.zeros(1, *stored["inputs"]), labels), zeros, zeros + 1)
+    engine = RemoteEngine(transport, None, form, run=run)
     engine.connect()
     fed = replace(Federation.on(engine, book=engine.book), ids=torch.tensor(engine.present))
     return [names[k] for k in fed.gather(receive, parts, draw=Draw.of(0)).ids.tolist()]
-
-
-def _form_of(study: Study, folder: Path) -> dict[str, Any]:
-    """The form of the sites' rows in the training: the model's inputs and labels."""
-    stored = json.loads((folder / "preprocess.json").read_text(encoding="utf-8"))
-    dtype = torch.int64 if stored["classes"] else torch.float32
-    inputs, labels = torch.zeros(1, *stored["inputs"]), torch.zeros(1, dtype=dtype)
-    from coterie.federation import Stack
-
-    zeros = torch.zeros(len(study.sites), dtype=torch.int64)
-    return {"train": Stack((inputs, labels), zeros, zeros + 1), "valid": None}

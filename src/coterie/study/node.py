@@ -33,7 +33,7 @@ class Refusing(Node):
     def __init__(self, home: Home, reason: str) -> None:
         nobody = torch.zeros(1, dtype=torch.int64)
         rows = Stack((torch.zeros(1, 1),), nobody, torch.ones_like(nobody))
-        super().__init__(LocalEngine(None, rows), (0,), journal=home.note)
+        super().__init__(LocalEngine(None, rows, None, None), (0,), journal=home.note)
         self.reason = reason
 
     def _content(self, order: Order) -> Any:

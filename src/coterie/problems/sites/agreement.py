@@ -27,15 +27,18 @@ from coterie.problems.sites.terms import Terms
 from coterie.storage import make_folder, write_json
 
 FOLDER = "agreements"
+SECOND = "another site has joined with this invitation before; if it has moved, invite it again"
 FAILED = frozenset({"lost", "timeout", "client error", "rejected", "refused"})
 
 
 class Present(NamedTuple):
-    """A site that answered: its name, its rows as declared, and by how many seconds its clock is ahead."""
+    """A site that answered: its name, its rows as declared, by how many seconds its clock is ahead, and the number that
+    it drew when it joined."""
 
     name: str
     rows: int
     clock: float
+    instance: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def agree(
     own: Tables,
     policy: Policy = Policy(),  # noqa: B008
     run: str = "agree",
+    known: Mapping[str, int] | None = None,
 ) -> Agreement:
     """Ask all sites that are there; those who fail on the way are left out, and the others are asked again.
 
@@ -129,6 +133,7 @@ def agree(
         own: the coordinator's rows.
         policy: how long to wait for sites.
         run: the name by which sites know the handshake.
+        known: the numbers that sites drew when they joined; whoever has another one is a second site.
     """
     engine = engine_over(transport, own, len(names), policy, run)
     engine.connect()
@@ -144,7 +149,11 @@ def agree(
         engine.book = engine.exchange.book = fed.book
         before = time.time()
         try:
-            clocks = fed.gather(hello, draw=Draw.of(0))
+            (clocks, instances), ids = fed.gather(hello, draw=Draw.of(0))
+            drawn = dict(zip(ids.tolist(), instances.tolist(), strict=True))
+            if others := [k for k, number in drawn.items() if (known or {}).get(names[k], number) != number]:
+                left_out |= {names[k]: SECOND for k in others}
+                continue
             rows = int(fed.engine.sizes[fed.ids].sum()) + own.holders[0].rows
             prepared = learnt_from(fed, terms.form, rows, terms.scaling, terms.impute)
         except NoClients:  # all of them failed; the events say why
@@ -154,8 +163,8 @@ def agree(
             break
         for event in failed:
             left_out[names[event["client"]]] = f"{event['event']}: {event['reason']}"
-    ahead = dict(zip(clocks.ids.tolist(), (clocks.rows - before).tolist(), strict=True))
-    present = tuple(Present(names[k], int(fed.engine.sizes[k]), round(ahead[k], 1)) for k in here)
+    ahead = dict(zip(ids.tolist(), (clocks - before).tolist(), strict=True))
+    present = tuple(Present(names[k], int(fed.engine.sizes[k]), round(ahead[k], 1), drawn[k]) for k in here)
     absent = [name for k, name in enumerate(names) if k not in here and name not in left_out]
     left_out |= dict.fromkeys(absent, "it is not there")
     prepared = prepared._replace(missing=terms.missing)

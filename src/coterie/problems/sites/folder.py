@@ -62,7 +62,7 @@ class Study(NamedTuple):
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
             about = tables["study"]
             return Study(
-                Path(folder),
+                Path(folder).resolve(),
                 str(about["name"]),
                 Terms.from_dict(tables["terms"]),
                 Path(about["data"]),

@@ -5,6 +5,7 @@ stage "agree" a node answers the works on raw rows by which all agree on scales 
 holds the model's inputs, made with what was agreed.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -36,6 +37,7 @@ from coterie.problems.weighting import weighting
 
 RAW = Names(works=frozenset({__name__, "coterie.problems.files.prepare"}))
 """The works that run on raw rows, and no others: means, deviations, quantiles, categories with their counts."""
+HOME, INSTANCE = "COTERIE_SITE", "instance"  # the variable that names a site's home, and the file of its number
 Unseen = Literal["refuse", "share", "missing"]
 
 
@@ -241,9 +243,11 @@ def _unseen(tables: Tables, terms: Terms, choices: Choices, notes: list[str]) ->
 
 
 @work("sites/hello", update=None, mode="sequential")
-def hello(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
-    """A site's clock, in seconds."""
-    return torch.tensor(time.time(), dtype=torch.float64)
+def hello(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
+    """A site's clock, in seconds, and the number that it drew when it joined; 0 where it did not."""
+    number = Path(os.environ.get(HOME, ""), INSTANCE) if os.environ.get(HOME) else None
+    drawn = int(number.read_text(encoding="ascii")) if number is not None and number.is_file() else 0
+    return torch.tensor(time.time(), dtype=torch.float64), torch.tensor(drawn)
 
 
 @work("sites/receive", update=None, mode="sequential")

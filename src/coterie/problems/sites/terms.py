@@ -204,7 +204,7 @@ def terms_of(
             "impute": impute,
         }
     )
-    return terms, [f"{one.what}. {one.remedy}".strip() for one in treated.found]
+    return terms, [one.what for one in treated.found]
 
 
 def own_tables(path: Path, terms: Terms, *, keep: tuple[str, ...] = (), cache: str | None = None) -> Tables:
