@@ -38,6 +38,7 @@ ORDER = (
     "reproduce",
     "engines",
     "flower",
+    "study",
     "cli",
 )
 LEVEL = {name: level for level, name in enumerate(ORDER)}

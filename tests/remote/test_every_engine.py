@@ -25,11 +25,12 @@ def of_sites(memory: Path | None) -> Network:
 
 
 NETWORKS: dict[str, Callable[[Path | None], Network]] = {
+    "embedded": lambda memory: network(folder=memory),
     "flower": lambda memory: network(folder=memory),
     "nvflare": of_sites,
     "ray": lambda memory: in_groups(memory=memory),
 }
-MODES = {"flower": "sequential", "nvflare": "sequential", "ray": "vmap"}
+MODES = {"embedded": "sequential", "flower": "sequential", "nvflare": "sequential", "ray": "vmap"}
 engines = pytest.mark.parametrize("engine", NETWORKS)
 CASES = [("fedavg", "server"), ("ditto", "server"), ("meritfed", "server"), ("meritfed", 3), ("top-k", "server")]
 

@@ -28,6 +28,7 @@ class EngineEntry(NamedTuple):
 
 
 ENGINES: dict[str, EngineEntry] = {
+    "embedded": EngineEntry("coterie.engines.embedded:launch", "coterie", "", "every client at a node in this process"),
     "flower": EngineEntry("coterie.engines.flower.launch:launch", "flwr", "flower", "clients at SuperNodes of Flower"),
     "nvflare": EngineEntry("coterie.engines.nvflare.launch:launch", "nvflare", "nvflare", "clients at sites of FLARE"),
     "ray": EngineEntry("coterie.engines.ray.launch:launch", "ray", "ray", "groups of clients in processes of Ray"),
@@ -41,8 +42,15 @@ def listing() -> list[dict[str, Any]]:
     return [*own, *({"name": p.name, "from": p.source, "what": p.about} for p in plugins.listed("engine", known))]
 
 
-def launcher(engine: str) -> Callable[..., dict[str, Any]]:
-    """launch(config, folder, watch, *, force, resume, options) → the summary, as `experiment.run.run` gives it."""
+def launcher(engine: str, problem: str = "") -> Callable[..., dict[str, Any]]:
+    """launch(config, folder, watch, *, force, resume, options) → the summary, as `experiment.run.run` gives it.
+
+    A study is run on the network that its partners have joined.
+    """
+    if problem == "study" and engine in ("flower", "nvflare"):
+        from coterie.study.coordinator import launch as on_its_network
+
+        return on_its_network
     if engine not in ENGINES:
         plugin = plugins.find("engine", engine)
         if plugin is None:
@@ -57,6 +65,17 @@ def launcher(engine: str) -> Callable[..., dict[str, Any]]:
     module, _, name = entry.start.partition(":")
     launch: Callable[..., dict[str, Any]] = getattr(import_module(module), name)
     return launch
+
+
+def study_settings(folder: Path) -> dict[str, Any]:
+    """What a run of a study begins with: its problem and its engine."""
+    from coterie.problems.sites.folder import Study
+
+    study = Study.read(folder)
+    if study.engine == "embedded":
+        raise UsageError(f"{folder} has no network; try it with: coterie study trial {folder} --sites 'sites/*.csv'.")
+    problem = {f"problem.{key}": value for key, value in study.problem.items()}
+    return {"run.problem": "study", "run.engine": study.engine, "problem.folder": str(folder.resolve()), **problem}
 
 
 def allow_registered(config: "Config") -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
-from coterie.cli.engines import allow_registered, engine_of, launcher
+from coterie.cli.engines import allow_registered, engine_of, launcher, study_settings
 from coterie.errors import UsageError
 
 Superlink = Annotated[
@@ -23,12 +23,16 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="How many rounds to train.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes data, start and every draw.")] = None,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Where clients live: local, flower, nvflare, ray.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where clients live: local, embedded, flower, nvflare, ray.")
+    ] = None,
     superlink: Superlink = None,
     set_: Sets = None,
     allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
+    study: Annotated[Path | None, typer.Option(help="The folder of a study: partners who keep their data.")] = None,
+    share: Annotated[bool, typer.Option("--share", help="With --study: send the model to the sites.")] = False,
 ) -> None:
     """Train with the clients, learn their weights, and show who helped.
 
@@ -42,6 +46,8 @@ def run(
 
     flags = given(run_method=method, run_problem=problem, run_rounds=rounds, run_seed=seed, run_engine=engine)
     sets = configuration.parse_sets(set_ or [])
+    if study is not None:
+        sets = {**study_settings(study), **sets}
     plugins.typed({**sets, **flags})
     if is_address(address := sets.get("engine.address")):
         allow(address)  # the caller's own word, until this command ends
@@ -49,14 +55,14 @@ def run(
     named = plugins.label(resolved.run.problem), plugins.label(resolved.run.method)
     folder = out or new_folder(*named, str(resolved.run.seed))
     if resolved.run.engine != "local":
-        launch = launcher(resolved.run.engine)
+        launch = launcher(resolved.run.engine, resolved.run.problem)
         allow_registered(resolved)
-        options = {"superlink": superlink, "json": json}
-        _show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
+        options = {"superlink": superlink, "json": json, "share": share}
+        show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
         return
     if superlink is not None:
         raise UsageError("--superlink is for --engine flower; add that, or leave it out.")
-    _show(lambda watch: run_experiment(resolved, folder, watch, force=force), folder, json)
+    show(lambda watch: run_experiment(resolved, folder, watch, force=force), folder, json)
 
 
 @app.command(epilog="Example: coterie resume runs/first")
@@ -71,12 +77,13 @@ def resume(
     from coterie.experiment.run import resume as resume_experiment
 
     if (engine := engine_of(folder)) != "local":
-        launch, config = launcher(engine), load(folder / "config.toml")
+        config = load(folder / "config.toml")
+        launch = launcher(engine, config.run.problem)
         allow_registered(config)
         options = {"superlink": superlink, "json": json}
-        _show(lambda watch: launch(config, folder, watch, force=False, resume=True, options=options), folder, json)
+        show(lambda watch: launch(config, folder, watch, force=False, resume=True, options=options), folder, json)
         return
-    _show(lambda watch: resume_experiment(folder, watch), folder, json)
+    show(lambda watch: resume_experiment(folder, watch), folder, json)
 
 
 @app.command(
@@ -127,7 +134,7 @@ def tune(
         print_json(result)
 
 
-def _show(start: Any, folder: Path, json: bool) -> None:
+def show(start: Any, folder: Path, json: bool) -> None:
     """Run with a display, then print the summary; the exit code tells whether the run finished."""
     from coterie.report.terminal import LiveDisplay, console_for, show_summary
 

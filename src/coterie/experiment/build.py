@@ -244,6 +244,8 @@ def federate_remotely(
         device=problem.start.device,
     )
     engine.connect()
+    if problem.spent is not None:  # learning how to scale rows has moved something too
+        engine.book.ledger = Ledger(problem.spent.by_cause, engine.book.ledger.wire)
     one_by_one = {"mode": "sequential" if table.mode == "auto" else table.mode, "chunk": 1}
     return _federation(engine, table, book=engine.book), getattr(transport, "chosen", None) or one_by_one
 

@@ -27,7 +27,7 @@ VERSION = 1
 NETWORK_CLIP = 3.0  # measured: see docs/byzantine.md
 PLATFORM = "platform"
 CODE = "code"  # the table of a record that says which code its names stood for
-ENGINES = ("local", "flower", "nvflare", "ray")
+ENGINES = ("local", "embedded", "flower", "nvflare", "ray")
 ONLY_SIMULATED = frozenset({"friends", "groups", "optimal-weights"})  # known to nobody in a real federation
 DECISIVE = ("run.method", "run.problem", "run.seed", "run.dtype", "method.", "problem.")
 """The settings that decide what is computed, whatever is settled by measurement."""

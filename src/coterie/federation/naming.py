@@ -26,6 +26,7 @@ FAMILIES = {
     "files": "coterie.problems.files.prepare",
     "file-checks": "coterie.problems.files.faults",
     "private-files": "coterie.problems.files.private",
+    "sites": "coterie.problems.sites.holding",
     "measures": "coterie.problems.tasks.personal",
     "models": "coterie.problems.models.statistics",
 }

@@ -73,14 +73,13 @@ def _check_simulation(superlink: str | None, simulated: bool) -> None:
         raise UsageError("engine.simulation needs Ray; install it with: pip install 'coterie[flower-simulation]'.")
 
 
-def write_app(path: Path, **settings: Any) -> Path:
-    """Write the Flower app of one run: two lines of code and its settings; its folder."""
+def write_app(path: Path, module: str = "coterie.engines.flower.tryout", **settings: Any) -> Path:
+    """Write the Flower app of one run: two lines of code, which name the module with its two sides, and its settings;
+    its folder."""
     (path / APP).mkdir(parents=True)
     (path / APP / "__init__.py").write_text("")
     for side in ("server", "client"):
-        (path / APP / f"{side}.py").write_text(
-            f"from coterie.engines.flower.tryout import {side} as app\n\n__all__ = ['app']\n"
-        )
+        (path / APP / f"{side}.py").write_text(f"from {module} import {side} as app\n\n__all__ = ['app']\n")
     project = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {"name": "coterie-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},

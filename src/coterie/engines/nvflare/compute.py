@@ -19,6 +19,7 @@ from coterie.engines.frames import receive, send
 if TYPE_CHECKING:
     from coterie.federation.remote import Node
 
+STUDY = "coterie.study.node"  # loads a site's own rows, under the site's own terms
 CUSTOM = "custom"  # FLARE's folder of a job's own files
 
 
@@ -102,7 +103,9 @@ def _node(settings: dict[str, Any]) -> "Node":
     def load() -> Any:
         if name:
             module = name.partition(":")[0]
-            return resolve(name, "load", [module] if _came_with_the_job(module) else None)(settings["site"])
+            admitted = [module] if module == STUDY or _came_with_the_job(module) else None
+            job = [settings["job"]] if module == STUDY else []
+            return resolve(name, "load", admitted)(settings["site"], *job)
         from coterie.experiment.build import node_of
 
         return node_of(read_config(settings["config"]), (client,), folder=client_folder(memory, client))

@@ -102,7 +102,9 @@ class Expectations:
         few = few[:1] if _settings(few[0]) == _settings(few[1]) else few
         form = self._cached((*key, *map(_settings, few)), lambda: self._common(call, few, shared, memory, at_target))
         if form is None:
-            form = self._cached((*key, _settings(call.static)), lambda: self._own(call, shared, memory, at_target))
+            form = self._cached(
+                (*key, "as it is", _settings(call.static)), lambda: self._own(call, shared, memory, at_target)
+            )
         assert form is not None
         return form
 

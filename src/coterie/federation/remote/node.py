@@ -7,11 +7,11 @@ memory in versions that never change, and repeats its last reply when an order i
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,6 +50,24 @@ class Refused(Exception):
     def __init__(self, kind: str, reason: str, clients: tuple[int, ...] = ()) -> None:
         super().__init__(reason)
         self.trouble = Trouble(kind, reason[:REASON], clients)
+
+
+class Record(NamedTuple):
+    """An order as a node's journal has it: what was asked, what left the node for it, and how it ended.
+
+    Args:
+        run: the run that asked.
+        cause: the name of the work, or the kind of the order.
+        received: bytes of the order.
+        sent: bytes of the reply.
+        outcome: "done", or why nothing was done.
+    """
+
+    run: str
+    cause: str
+    received: int
+    sent: int
+    outcome: str
 
 
 class Store:
@@ -128,6 +146,7 @@ class Node:
         store: where client memory is kept.
         shares_memory: whether the server may ask for client memory, for its records.
         policy: what a server may ask for.
+        journal: is told of every order and its reply.
     """
 
     engine: LocalEngine
@@ -137,6 +156,7 @@ class Node:
     store: Store = field(default_factory=Store)
     shares_memory: bool = False
     policy: NodePolicy = field(default_factory=NodePolicy)
+    journal: Callable[[Record], None] | None = None
     _last: tuple[bytes, bytes] | None = None
 
     def __post_init__(self) -> None:
@@ -144,23 +164,36 @@ class Node:
 
     def handle(self, data: bytes) -> bytes:
         """The reply to an order. Never raises: what goes wrong is a reply too."""
-        number = 0
+        if self._last is not None and data == self._last[0]:
+            self._note(None, data, self._last[1], "repeated")
+            return self._last[1]
+        order: Order | None = None
         try:
-            if self._last is not None and data == self._last[0]:
-                return self._last[1]
             order = self._order(data)
-            number = order.number
-            reply = encode(Reply(number, self._content(order)))
+            reply = encode(Reply(order.number, self._content(order)))
             self._last = (data, reply)
+            self._note(order, data, reply, "done")
             return reply
         except Refused as refused:
-            return encode(Reply(number, refused.trouble))
+            trouble = refused.trouble
         except (CodecError, PolicyError) as error:
-            return encode(Reply(number, Trouble(REFUSED, str(error)[:REASON])))
+            trouble = Trouble(REFUSED, str(error)[:REASON])
         except Exception as error:  # a work of the user's may fail in any way; the server shall know, and go on
             own = error.__cause__ if isinstance(error, WorkError) and error.__cause__ is not None else error
-            first = (str(own).splitlines() or [""])[0]  # the server knows the work and the client
-            return encode(Reply(number, Trouble(CLIENT_ERROR, f"{type(own).__name__}: {first}"[:REASON])))
+            trouble = Trouble(CLIENT_ERROR, self._reason(own)[:REASON])
+        reply = encode(Reply(0 if order is None else order.number, trouble))
+        self._note(order, data, reply, trouble.reason)
+        return reply
+
+    def _reason(self, error: BaseException) -> str:
+        """What the server is told of an error in a work; it knows the work and the client."""
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+    def _note(self, order: Order | None, data: bytes, reply: bytes, outcome: str) -> None:
+        if self.journal is None:
+            return
+        asked = ("", "(not read)") if order is None else (order.run, order.step.work if order.step else order.kind)
+        self.journal(Record(*asked, len(data), len(reply), outcome))
 
     def _order(self, data: bytes) -> Order:
         if len(data) > self.policy.message:

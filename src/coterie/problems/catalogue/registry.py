@@ -33,6 +33,7 @@ class ProblemEntry(plugins.Entry):
 CATALOGUE: tuple[tuple[str, str, str], ...] = (
     ("friends", "catalogue.friends", "digits at 15 clients; 5 are the target's friends, 10 have permuted labels"),
     ("files", "files", "tables or pictures of your own: one file per client, and the target's file"),
+    ("study", "sites", "tables at sites that keep their rows (`coterie study`), and the coordinator's own"),
     ("groups", "catalogue.groups", "a minority and a majority with their own classes, labels or turned images"),
     (
         "mean-estimation",
@@ -71,6 +72,7 @@ CATALOGUE: tuple[tuple[str, str, str], ...] = (
 BASELINES: dict[str, tuple[str, ...]] = {
     "friends": ("local-train", "fedavg"),
     "files": ("local-train", "fedavg"),
+    "study": ("local-train", "fedavg"),
     "mean-estimation": ("sgd-full", "sgd-ideal"),
     "mixture": ("local-train", "sgd-full"),
     "noisy-clients": ("fixed-weights",),
@@ -85,6 +87,11 @@ LIGHT = {name: {**IMAGES, "outer_step": 0.03} for name in NESTED[2:]}  # local h
 TUNING = {"outer_step": 10.0, "step": 0.5, "local_steps": 10, "lipschitz": 100.0, "batch": 32}
 PLAIN = {"step": 0.25, "batch": 100}  # 25 times the paper's: hundreds of rounds instead of thousands
 WHOLE = {"step": 0.5, "local_steps": 1, "batch": 128}
+FILES = {
+    "meritfed": {"step": 0.5, "mirror_step": 3.0, "mirror_steps": 3, "batch": 128},
+    "local-train": WHOLE,
+    "fedavg": WHOLE,
+}
 NOISY = {"step": 0.2, "outer_step": 0.05}
 ONE_LOOK = {"step": 0.03, "batch": 1, "target_batch": 1}
 TUNED: dict[str, dict[str, dict[str, Any]]] = {
@@ -92,11 +99,8 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "meritfed": {"step": 1.0, "mirror_step": 0.01},
         "fednest-weights": {"step": 1.0, "batch": 20, "series": "cg"},
     },
-    "files": {
-        "meritfed": {"step": 0.5, "mirror_step": 3.0, "mirror_steps": 3, "batch": 128},
-        "local-train": WHOLE,
-        "fedavg": WHOLE,
-    },
+    "files": FILES,
+    "study": FILES,
     "mean-estimation": {
         **dict.fromkeys(AVERAGES, PLAIN),
         **{key: {**PLAIN, "mirror_step": 4.0} for key in ("meritfed", "meritfed-zo")},

@@ -124,6 +124,30 @@ def by_chance(often: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.asarray(CHANCE * rows * n * pairs / (n * (n - 1) / 2) + CHANCE)
 
 
+def examined_alone(
+    tables: Tables, usual: Quantiles | None, consent: Consent
+) -> tuple[Tables, dict[str, list[Finding]], list[Finding]]:
+    """One file against what is told of the target's: the same without faults, doubts by kind, and what was done.
+
+    Args:
+        tables: the rows of one holder, then the target as a holder without rows, whose words are what is told of it.
+        usual: quantiles of the target's columns of numbers; None compares no units.
+        consent: which corrections are accepted.
+    """
+    doubts: dict[str, Findings] = {"label": Findings(), "values": Findings(), "unit": Findings()}
+    treated = Findings()
+    tables = tables._replace(holders=tuple(replace(holder) for holder in tables.holders))
+    _convert(tables, consent, treated)
+    if tables.form.kind == "classification":
+        _align(tables, consent, doubts["label"], treated, private=False)
+    _extremes(tables, consent, doubts["values"], treated, private=False)
+    if usual is not None and tables.form.numbers():
+        shard = Shard(None, tables.stack.client(0), None)
+        own = Quantiles(*column_quantiles(shard, None, None, Static(), Draw.of(0)))
+        _units(tables, [own], usual, consent, doubts["unit"], treated)
+    return tables, {kind: found.found for kind, found in doubts.items() if found.found}, treated.found
+
+
 def together(*ledgers: Ledger) -> Ledger:
     """What was moved in all."""
     entries: dict[str, Entry] = {}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.errors import RunError
 from coterie.federation import Federation, Ledger, LocalEngine, Rows, Shard, Stack, Static, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
@@ -26,6 +27,7 @@ INDICATED = 0.01  # a column with more missing values than this share gets an in
 RARE_NUMBER = 1e-12
 SAMPLED = 50_000  # rows that quantiles are taken of, spread evenly
 NORMAL = 1.3489795  # the interquartile range of a normal variable, in standard deviations
+ENTRIES, WIDTH = 1 << 16, 1 << 12  # of a list of words, and bytes of a word, that a holder may declare
 RIDGE = 0.1  # of the regression that fills in missing values, beside variances of 1
 
 Scaling = Literal["common", "own", "robust"]
@@ -150,8 +152,9 @@ def category_counts(shard: Shard, shared: Tree, private: Tree, static: Static, d
     column = torch.full((static.entries,), -1)
     words = torch.zeros(static.entries, static.width, dtype=torch.uint8)
     sums = torch.zeros(static.entries, dtype=torch.int64)
-    column[: len(places)], sums[: len(places)] = places, counts
-    words[: len(letters), : min(static.width, letters.shape[1])] = letters[:, : static.width]
+    n = min(static.entries, len(places))
+    column[:n], sums[:n] = places[:n], counts[:n]
+    words[:n, : min(static.width, letters.shape[1])] = letters[:n, : static.width]
     return column, words, sums
 
 
@@ -267,36 +270,49 @@ def learnt(tables: Tables, scaling: Scaling = "common", impute: Impute = "mean")
             by medians and interquartile ranges.
         impute: what stands for a missing number.
     """
+    rows = sum(holder.rows for holder in tables.holders)
     fed = federation_of(tables)
+    return learnt_from(fed, tables.form, rows, scaling, impute), fed.ledger
+
+
+def learnt_from(
+    fed: Federation, form: Form, rows: int, scaling: Scaling = "common", impute: Impute = "mean"
+) -> Preparation:
+    """The preparation that the holders of raw rows agree on, wherever they are.
+
+    Args:
+        fed: holders with raw rows (train) and their own lists of words (valid), and the target with its.
+        form: the columns of all files.
+        rows: how many rows all holders have together.
+        scaling: as for `learnt`.
+        impute: as for `learnt`.
+    """
     draw = Draw.of(0)
-    form = tables.form
     numeric: tuple[Numeric, ...] = ()
     label_mean, label_deviation = 0.0, 1.0
-    if tables.numbers.shape[1]:
+    if form.numbers():
         each, _ = fed.gather(column_moments, draw=draw)
         own = Moments(*fed.ask_target(column_moments, draw=draw))
         moments = reduce(Moments.merged, [*map(Moments, *each), own])
-        rows = float(sum(holder.rows for holder in tables.holders))
         found = (moments.mean.tolist(), moments.deviation.tolist(), moments.n.tolist())
         numeric = tuple(
-            Numeric(name, mean, deviation, 1.0 - n / rows > INDICATED)
+            Numeric(name, mean, deviation, 1.0 - n / float(rows) > INDICATED)
             for name, mean, deviation, n in zip(form.numeric, *found, strict=False)
         )
         if form.kind == "regression":
             label_mean, label_deviation = float(moments.mean[-1]), float(moments.deviation[-1])
         numeric = _scaled(fed, numeric, scaling, impute, own)
     if not form.codes():
-        return Preparation(form, numeric, (), (), (), label_mean, label_deviation), fed.ledger
+        return Preparation(form, numeric, (), (), (), label_mean, label_deviation)
     tallies = _tallies(fed, len(form.codes()))
-    total = sum(holder.rows for holder in tables.holders)
     worded = tuple(
-        Worded(name, tuple(sorted(tally)), sum(tally.values()) < total)
+        Worded(name, tuple(sorted(tally)), sum(tally.values()) < rows)
         for name, tally in zip(form.worded, tallies, strict=False)
     )
     if form.kind == "regression":
-        return Preparation(form, numeric, worded, (), (), label_mean, label_deviation), fed.ledger
+        return Preparation(form, numeric, worded, (), (), label_mean, label_deviation)
     classes = tuple(sorted(tallies[-1], key=in_order))
-    return Preparation(form, numeric, worded, classes, tuple(tallies[-1][c] for c in classes)), fed.ledger
+    return Preparation(form, numeric, worded, classes, tuple(tallies[-1][c] for c in classes))
 
 
 def _scaled(
@@ -366,6 +382,11 @@ def _tallies(fed: Federation, columns: int) -> list[dict[str, int]]:
     draw = Draw.of(0)
     sizes = torch.cat([fed.gather(dictionary_size, draw=draw).rows, fed.ask_target(dictionary_size, draw=draw)[None]])
     entries, width = (max(1, value) for value in sizes.amax(0).tolist())
+    if entries > ENTRIES or width > WIDTH:
+        raise RunError(
+            f"a holder declares {entries:,} categories of up to {width:,} bytes, more than {ENTRIES:,} of {WIDTH:,}; "
+            "a column of theirs may hold free text: leave it out."
+        )
     (places, letters, counts), _ = fed.gather(category_counts, draw=draw, entries=entries, width=width)
     own = fed.ask_target(category_counts, draw=draw, entries=entries, width=width)
     tallies: list[dict[str, int]] = [{} for _ in range(columns)]
@@ -375,8 +396,8 @@ def _tallies(fed: Federation, columns: int) -> list[dict[str, int]]:
         [*counts.flatten().tolist(), *own[2].tolist()],
         strict=True,
     ):
-        if place >= 0:
-            name = bytes(word).rstrip(b"\0").decode()
+        if 0 <= place < columns:
+            name = bytes(word).rstrip(b"\0").decode(errors="replace")
             tallies[place][name] = tallies[place].get(name, 0) + count
     return tallies
 
@@ -427,13 +448,19 @@ def transformed(
             inputs.append(x)
             labels.append(y)
         used.append(replace(tables.holders[k], rows=inputs.rows - before))
-    own = [np.concatenate(part) for part in zip(*_model_blocks(tables, prepared, target), strict=True)]
+    own = model_rows(tables, prepared, target)
     begins = []
     for order in orders(torch.from_numpy(own[1])):
         begins.append(inputs.rows)
         inputs.append(own[0][order.numpy()])
         labels.append(own[1][order.numpy()])
     return inputs.tensor(), labels.tensor(), begins, (*used, tables.holders[target])
+
+
+def model_rows(tables: Tables, prepared: Preparation, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """One holder's inputs and labels; rows of a class that the preparation does not know are left out."""
+    inputs, labels = zip(*_model_blocks(tables, prepared, k), strict=True)
+    return np.concatenate(inputs), np.concatenate(labels)
 
 
 def own_scaled(tables: Tables, prepared: Preparation, k: int) -> Preparation:

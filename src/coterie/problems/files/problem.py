@@ -101,7 +101,7 @@ class PreparedFiles:
             stack,
             valid.of(self.columns),
             self.model,
-            "cross_entropy" if self.preparation.classes and self.loss is cross_entropy else self.loss,
+            name_of_loss(self.loss, self.preparation),
             test=None if test is None or not test.length else test.of(self.columns),
             l2=self.l2,
             dtype=self.context.dtype,
@@ -111,9 +111,7 @@ class PreparedFiles:
         assert isinstance(task, Supervised)
         assert plain.target is not None
         if self.balance:
-            counts = torch.tensor(self.preparation.class_counts, dtype=self.context.dtype, device=self.context.device)
-            weights = counts.sum() / (len(counts) * counts.clamp(min=1.0))
-            task = replace(task, loss_by_row=_balanced(task.loss_by_row, weights))
+            task = balanced(task, self.preparation, self.context)
         alone = Span(own.begin, own.length + valid.length) if own.length else valid
         mine = Stack(plain.train.columns, torch.tensor([alone.begin]), torch.tensor([alone.length])).client(0)
         stored = {**self.preparation.as_dict(), "model": self.model_settings, "clients": list(names)}
@@ -130,9 +128,28 @@ class PreparedFiles:
             released=released,
         )
 
+    def split(self, own: float, test: float) -> Weighting:
+        """The weighting problem with these shares of the target's rows for training and for the test."""
+        n = self.target_rows
+        mine, tested = round(own * n), round(test * n)
+        held = n - mine - tested
+        return self.problem(self.span(0, 0, mine), self.span(0, mine, held), self.span(0, mine + held, tested))
+
     def rows(self, span: Span) -> Rows:
         """Some of the target's rows."""
         return Stack(self.columns, torch.tensor([span.begin]), torch.tensor([span.length])).client(0)
+
+
+def name_of_loss(loss: RowLoss, prepared: Preparation) -> str | RowLoss:
+    """The loss as `weighting` takes it."""
+    return "cross_entropy" if prepared.classes and loss is cross_entropy else loss
+
+
+def balanced(task: Supervised, prepared: Preparation, context: Context) -> Supervised:
+    """The task with classes weighed by their inverse frequency at all holders."""
+    counts = torch.tensor(prepared.class_counts, dtype=context.dtype, device=context.device)
+    weights = counts.sum() / (len(counts) * counts.clamp(min=1.0))
+    return replace(task, loss_by_row=_balanced(task.loss_by_row, weights))
 
 
 def _balanced(loss: RowLoss, weights: Tensor) -> RowLoss:
@@ -169,7 +186,7 @@ def load_files(
             "problem files needs your data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
             "problem.label=column. To try it, write an example with `coterie data example DIR`."
         )
-    make, row_loss = network(model), _loss(loss)  # before long files are read
+    make, row_loss = network(model), named_loss(loss)  # before long files are read
     columns = tuple(categorical or ()), tuple(drop or ()), MISSING | frozenset(missing or ())
     private = context.statistics
     options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
@@ -297,11 +314,7 @@ def files(
         >>> problem.clients
         7
     """
-    if own + test > 0.9:
-        raise UsageError(
-            f"problem.own = {own:g} and problem.test = {test:g} leave {max(0.0, 1 - own - test):.0%} of the target's "
-            "rows to judge the weights; together they may be 0.9 at most."
-        )
+    check_shares(own, test)
     data = load_files(
         context,
         clients=clients,
@@ -324,10 +337,16 @@ def files(
         align_labels=align_labels,
         repair=repair,
     )
-    n = data.target_rows
-    mine, tested = round(own * n), round(test * n)
-    held = n - mine - tested
-    return data.problem(data.span(0, 0, mine), data.span(0, mine, held), data.span(0, mine + held, tested))
+    return data.split(own, test)
+
+
+def check_shares(own: float, test: float) -> None:
+    """Refuse shares of the target's rows that leave too few to judge the weights."""
+    if own + test > 0.9:
+        raise UsageError(
+            f"problem.own = {own:g} and problem.test = {test:g} leave {max(0.0, 1 - own - test):.0%} of the target's "
+            "rows to judge the weights; together they may be 0.9 at most."
+        )
 
 
 def shuffled(labels: Tensor, draw: Draw, by_class: bool) -> Tensor:
@@ -373,7 +392,8 @@ def network(name: str) -> Callable[[tuple[int, ...], int, int], nn.Module]:
     return make
 
 
-def _loss(name: str) -> RowLoss | None:
+def named_loss(name: str) -> RowLoss | None:
+    """The loss of that name, or of one's own; None for auto."""
     if name == "auto":
         return None
     if ":" in name:

@@ -150,7 +150,7 @@ def read(partners: Sequence[Source], goal: Source, options: Options, names: Sequ
     partners = [partners[k] for k in kept]
     paths = (*partners, goal)
     named = names_of(paths) if names is None else names
-    form, ids = _form(goal, named[-1], options, findings, treated)
+    form, ids = target_form(goal, named[-1], options, findings, treated)
     options = options._replace(drop=(*options.drop, *ids))
     if form is None:
         _glance(partners, named, options, findings)
@@ -173,6 +173,35 @@ def read(partners: Sequence[Source], goal: Source, options: Options, names: Sequ
         if holder.commas:
             treated.add(holder.name, f"decimal commas in {_named('column', list(holder.commas))}: read as numbers")
     return Tables(form, tuple(holders), *sinks.tensors(), mapped, tuple(treated.found))
+
+
+def read_alone(
+    path: Path, form: Form, options: Options, findings: Findings, *, is_target: bool = False
+) -> Tables | None:
+    """The rows of one file in a form that is known already, where the other holders' files are elsewhere; None, with
+    findings, where the file does not have the form. Columns that the form lacks are not looked at.
+
+    Args:
+        path: the file.
+        form: the columns that are agreed.
+        options: how to read it.
+        findings: takes what is wrong with it.
+        is_target: whether it is the file of the target, which needs more.
+    """
+    holder = Holder(path.name, path)
+    try:
+        surplus = [c for c in reading.columns_of(path) if c not in (*form.features, form.label)]
+    except Unreadable as error:
+        findings.add(holder.name, str(error), error.remedy)
+        return None
+    if not _agrees(path, holder.name, form, "the study", options._replace(drop=tuple(surplus)), findings):
+        return None
+    mapped = _size(path) > MAPPED
+    sinks = _Sinks(form, mapped, options)
+    sinks.read(holder, findings)
+    if not findings.found:
+        _check_rows(holder, form, findings, options, is_target=is_target)
+    return None if findings.found else Tables(form, (holder,), *sinks.tensors(), mapped)
 
 
 def _not_copied(
@@ -214,7 +243,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size * (4 if path.suffix == ".gz" else 1)
 
 
-def _form(
+def target_form(
     goal: Source, name: str, options: Options, findings: Findings, treated: Findings
 ) -> tuple[Form | None, list[str]]:
     """What the target's own file says, and its columns that only name rows; None, with findings, if it is unusable."""

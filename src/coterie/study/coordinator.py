@@ -1,0 +1,263 @@
+"""The coordinator's side of a study: make it, invite partners, serve it, see who is there, and run on it."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
+from coterie.errors import RunError, UsageError
+from coterie.experiment.build import build_problem_and_method
+from coterie.experiment.config import Config
+from coterie.experiment.records import check
+from coterie.experiment.run import Watch
+from coterie.problems.sites.agreement import FOLDER as AGREEMENTS
+from coterie.problems.sites.agreement import Agreement
+from coterie.problems.sites.folder import FILE, Study
+from coterie.problems.sites.terms import Terms
+from coterie.storage import write_json
+from coterie.study.invitation import VALID_DAYS, Invitation, check_name, expiry
+from coterie.study.jobs import MEMBERS, for_sites
+from coterie.study.supervise import dockerfile, supervise, unit
+
+INVITATIONS = "invitations"
+PORTS = {"nvflare": (8002, 8003), "flower": (8000,)}
+PACKAGES = {"nvflare": "nvflare", "flower": "flwr"}
+PATIENCE = 60.0  # seconds to wait for sites in the handshake
+
+
+class Link(Protocol):
+    """The coordinator's connection to its own server."""
+
+    def submit(self, job: dict[str, Any], told: dict[str, Any], answer: Path) -> str:
+        """Start a job; its number."""
+
+    def status(self, number: str) -> str:
+        """How a job is doing."""
+
+    def stop(self, number: str) -> None:
+        """End a job."""
+
+    def connected(self) -> dict[str, str]:
+        """The sites that are connected now, each with when it was last seen."""
+
+
+def network(engine: str) -> Any:
+    """The module that runs studies on an engine; an error names what to install."""
+    if engine not in PACKAGES:
+        raise UsageError(f"a study goes live on nvflare or flower, not {engine!r}; name one with --engine.")
+    if find_spec(PACKAGES[engine]) is None:
+        raise UsageError(f"this study needs the package {PACKAGES[engine]}; pip install 'coterie[{engine}]'.")
+    return import_module(f"coterie.study.{'flare' if engine == 'nvflare' else 'superlink'}")
+
+
+def new(
+    folder: Path,
+    terms: Terms,
+    data: Path,
+    *,
+    engine: str,
+    host: str,
+    port: int | None = None,
+    partners: Sequence[str] = (),
+    days: float = VALID_DAYS,
+    problem: Mapping[str, Any] | None = None,
+) -> tuple[Study, list[Path]]:
+    """Make a study: study.toml, certificates, and one invitation per partner.
+
+    Args:
+        folder: a new folder.
+        terms: what sites are told.
+        data: the coordinator's own file.
+        engine: nvflare or flower.
+        host: the name or address by which partners reach this machine.
+        port: the port that partners dial; by default the engine's.
+        partners: names of the partners' sites.
+        days: how long invitations can be joined with.
+        problem: settings of the problem that runs begin with.
+    """
+    folder = folder.resolve()
+    name = folder.name
+    check_name(name, "study")
+    if (folder / FILE).exists() or (folder.exists() and any(folder.iterdir())):
+        raise UsageError(f"{folder} is not empty; choose a new folder, or invite with: coterie study invite {folder}.")
+    for partner in partners:
+        check_name(partner, "site")
+    if len(set(partners)) < len(partners):
+        raise UsageError("two partners have the same name; name each of them once.")
+    module = network(engine)
+    first = port or PORTS[engine][0]
+    ports = tuple(first + i for i in range(len(PORTS[engine])))
+    study = Study(folder, name, terms, data, engine, host, ports, tuple(partners), dict(problem or {}))
+    study.write()
+    folder.chmod(0o700)
+    module.provision(study)
+    command = ["study", "serve", str(folder.resolve())]
+    (folder / f"coterie-{name}.service").write_text(unit(f"study {name} of coterie", command), encoding="utf-8")
+    (folder / "Dockerfile").write_text(dockerfile(engine, ["study", "serve", f"/data/{name}"]), encoding="utf-8")
+    return study, [_invitation(study, partner, days) for partner in partners]
+
+
+def invite(study: Study, partners: Sequence[str], days: float = VALID_DAYS) -> tuple[Study, list[Path]]:
+    """Invite more partners, or an invited one again; a server that runs must be started again to know new ones."""
+    for partner in partners:
+        check_name(partner, "site")
+    fresh = tuple(partner for partner in partners if partner not in study.sites)
+    if fresh:
+        study = study._replace(sites=(*study.sites, *fresh))
+        network(study.engine).provision(study)
+        study.write()
+    members = study.folder / MEMBERS
+    if members.is_file():  # whoever is invited again may join from elsewhere
+        known = json.loads(members.read_text(encoding="utf-8"))
+        write_json(members, {site: number for site, number in known.items() if site not in partners})
+    return study, [_invitation(study, partner, days) for partner in partners]
+
+
+def _invitation(study: Study, partner: str, days: float) -> Path:
+    kit = network(study.engine).kit_of(study, partner)
+    address = f"{study.host}:{study.ports[0]}"
+    found = Invitation(study.name, partner, study.engine, address, expiry(days), study.terms, kit)
+    return found.write(study.folder / INVITATIONS / f"{partner}.invite")
+
+
+def serve(study: Study) -> None:
+    """Run the coordinator's server until it is stopped."""
+    module = network(study.engine)
+    module.prepare_server(study)
+    log = study.folder / "server.log"
+    environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **module.server_environment(study)}
+    supervise(module.server_command(study), environment, study.folder.resolve(), log.resolve())
+
+
+def listens(study: Study, seconds: float = 2.0) -> bool:
+    """Whether the coordinator's server listens."""
+    try:
+        with socket.create_connection((study.host, study.ports[0]), seconds):
+            return True
+    except OSError:
+        return False
+
+
+def status(study: Study) -> list[dict[str, Any]]:
+    """Every invited site: whether it is connected, and what it last declared."""
+    if not listens(study):
+        raise RunError(
+            f"the server of {study.name} does not listen on {study.host}:{study.ports[0]}; start it with: "
+            f"coterie study serve {study.folder}."
+        )
+    here = network(study.engine).link(study).connected()
+    known = last_agreement(study)
+    declared = {} if known is None else {site.name: site for site in known.sites}
+    rows = []
+    for site in study.sites:
+        found = declared.get(site)
+        rows.append(
+            {
+                "site": site,
+                "connected": site in here,
+                "last seen": _when(here.get(site, "")),
+                "rows": None if found is None else found.rows,
+                "clock ahead, s": None if found is None else found.clock,
+                "version": None if found is None or known is None else known.version,
+                "note": "" if known is None else known.left_out.get(site, ""),
+            }
+        )
+    return rows
+
+
+def _when(text: str) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(text)))
+    except ValueError:
+        return text
+
+
+def last_agreement(study: Study) -> Agreement | None:
+    """What the sites agreed on last."""
+    found = sorted((study.folder / AGREEMENTS).glob("*.json"), key=lambda path: path.stat().st_mtime)
+    return Agreement.read(study.folder, found[-1].stem) if found else None
+
+
+def agreed(study: Study, log: Log, patience: float = PATIENCE) -> Agreement:
+    """Ask the sites that are there for scales and categories; what they agree on."""
+    job = {"study": str(study.folder.resolve()), "stage": "agree", "timeout": 120.0, "patience": patience}
+    log(f"{study.name}: asking the sites for scales and categories")
+    result = _done(study, job, for_sites(study, "agree", study.sites), study.folder / "nothing", log)
+    for site in result["sites"]:
+        log(f"  {site['name']}: {site['rows']} rows")
+    for name, reason in result["left_out"].items():
+        log(f"  {name} takes no part: {reason}")
+    return Agreement.read(study.folder, result["agreement"])
+
+
+def launch(
+    config: Config, folder: Path, watch: Watch, *, force: bool, resume: bool, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run or resume a configuration on the network of a study; the summary.
+
+    Args:
+        config: the resolved configuration, of problem study.
+        folder: the result folder.
+        watch: not used: rounds are read from the result folder.
+        force: whether results in the folder may be replaced.
+        resume: whether the run in the folder is resumed.
+        options: `json` of the command line, `share` where the model is sent to the sites at the end.
+    """
+    study = Study.read(config.problem["folder"])
+    log = stderr_logger(options)
+    if not resume:
+        check(folder, force=force)
+    if not listens(study):
+        raise RunError(f"the server of {study.name} is not there; start it with: coterie study serve {study.folder}.")
+    if not config.problem["agreement"]:
+        agreement = agreed(study, log)
+        config = replace(config, problem={**config.problem, "agreement": agreement.digest})
+    build_problem_and_method(config)  # misfits are explained before anything is started
+    sites = [site.name for site in Agreement.read(study.folder, config.problem["agreement"]).sites]
+    job = {
+        "study": str(study.folder.resolve()),
+        "stage": "train",
+        "config": config.as_toml(),
+        "folder": str(folder.resolve()),
+        "force": force,
+        "share": bool(options.get("share")),
+    }
+    log(f"{study.name}: training with {len(sites)} sites; results go to {folder}")
+    return _done(study, job, for_sites(study, "train", sites, config), folder, log)
+
+
+def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path, log: Log) -> dict[str, Any]:
+    """Do a job on the network; its result."""
+    link: Link = network(study.engine).link(study)
+    with interruptible(), TemporaryDirectory(prefix="coterie-") as scratch:
+        answer = Path(scratch).resolve() / "answer.json"
+        number = link.submit(job, told, answer)
+        try:
+            state = follow(folder, answer, log, lambda: link.status(number))
+        except BaseException:
+            link.stop(number)
+            raise
+        if state is not None:
+            raise RunError(f"the job ended without a result ({state}). {how_to_resume(folder)}")
+        return read_result(answer)
+
+
+def kept(study: Study, site: str) -> dict[str, Any]:
+    """What the coordinator keeps of a site: files that name it, with what they hold."""
+    found = {}
+    for path in sorted((study.folder / AGREEMENTS).glob("*.json")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if any(entry["name"] == site for entry in data["sites"]):
+            found[str(path)] = "its number of rows; its means, deviations, categories and counts within those of all"
+    invitation = study.folder / INVITATIONS / f"{site}.invite"
+    if invitation.is_file():
+        found[str(invitation)] = "its invitation with its keys"
+    return found

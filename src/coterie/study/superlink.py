@@ -1,0 +1,289 @@
+"""Studies on Flower: certificates and node keys, the coordinator's SuperLink behind its door, a site's SuperNode, jobs.
+
+Certificates and keys are made with the package `cryptography`, which Flower brings. The app of a job is coterie's; a
+SuperNode runs whatever app the coordinator sends, so on Flower a partner trusts the coordinator with code.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coterie.engines.flower.deployment import OFFLINE
+from coterie.engines.flower.launch import write_app
+from coterie.engines.lifetime import free_ports
+from coterie.errors import RunError, UsageError
+from coterie.problems.sites.folder import Study
+from coterie.study.invitation import write_private
+
+FOLDER, NAME, NODES = "superlink", "study", "nodes.json"
+VALID_DAYS = 365
+START = 60.0
+Key = ec.EllipticCurvePrivateKey
+
+
+def provision(study: Study) -> None:
+    """Make an authority, the SuperLink's certificate and one key per site; those that exist stay.
+
+    Args:
+        study: the study with all sites that are invited.
+    """
+    folder = study.folder / FOLDER
+    if not (folder / "ca.key").is_file():
+        authority, root = _authority(study.name)
+        key = ec.generate_private_key(ec.SECP384R1())
+        certificate = _certificate(study.host, key, authority, root)
+        write_private(
+            folder,
+            {
+                "ca.key": _private(authority),
+                "rootCA.pem": root.public_bytes(serialization.Encoding.PEM),
+                "server.key": _private(key),
+                "server.crt": certificate.public_bytes(serialization.Encoding.PEM),
+            },
+        )
+    for site in study.sites:
+        if not (folder / "sites" / site).is_file():
+            write_private(folder / "sites", _node_keys(site))
+
+
+def _node_keys(site: str) -> dict[str, bytes]:
+    key = ec.generate_private_key(ec.SECP384R1())
+    encoding, form = serialization.Encoding, serialization.PrivateFormat.OpenSSH
+    private = key.private_bytes(encoding.PEM, form, serialization.NoEncryption())
+    public = key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return {site: private, f"{site}.pub": public + b"\n"}
+
+
+def _private(key: Key) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _builder(subject: str, issuer: str, key: Key) -> x509.CertificateBuilder:
+    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (subject, issuer)]
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
+    return builder.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(days=VALID_DAYS))
+
+
+def _authority(name: str) -> tuple[Key, x509.Certificate]:
+    key = ec.generate_private_key(ec.SECP384R1())
+    builder = _builder(f"study {name}", f"study {name}", key)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    builder = builder.add_extension(usage, critical=True)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    return key, builder.add_extension(identifier, critical=False).sign(key, hashes.SHA384())
+
+
+def _certificate(host: str, key: Key, authority: Key, root: x509.Certificate) -> x509.Certificate:
+    issuer = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+    builder = _builder(host, str(issuer), key)
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    try:
+        names.append(x509.IPAddress(ip_address(host)))
+    except ValueError:
+        names.append(x509.DNSName(host))
+    builder = builder.add_extension(x509.SubjectAlternativeName(list(dict.fromkeys(names))), critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    own = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    return builder.add_extension(own, critical=False).sign(authority, hashes.SHA384())
+
+
+def kit_of(study: Study, site: str) -> dict[str, bytes]:
+    """What a site needs: its key, and the certificate of the authority."""
+    folder = study.folder / FOLDER
+    return {"node.key": (folder / "sites" / site).read_bytes(), "rootCA.pem": (folder / "rootCA.pem").read_bytes()}
+
+
+def install_kit(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a site's kit into its folder."""
+    write_private(folder, dict(files))
+
+
+def prepare_server(study: Study) -> None:
+    """Nothing: the server's own process begins with it."""
+
+
+def prepare_site(folder: Path) -> None:
+    """A folder for Flower's own files."""
+    (folder / "flwr").mkdir(exist_ok=True, mode=0o700)
+
+
+def server_environment(study: Study) -> dict[str, str]:
+    """What Flower's processes need at the coordinator."""
+    return _environment(study.folder / FOLDER / "flwr")
+
+
+def site_environment(folder: Path) -> dict[str, str]:
+    """What Flower's processes need at a site."""
+    return _environment(folder / "flwr")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    here = str(Path(sys.executable).parent)
+    path = os.pathsep.join([here, os.environ.get("PATH", "")])
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    return {**OFFLINE, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": threads}
+
+
+def server_command(study: Study) -> list[str]:
+    """What runs the SuperLink and its door."""
+    return [sys.executable, "-u", "-P", "-m", "coterie.study.superlink", str(study.folder)]
+
+
+def client_command(folder: Path, site: str, address: str) -> list[str]:
+    """What runs a site's SuperNode, in the folder of its kit."""
+    trust = [
+        "--root-certificates",
+        str(folder / "rootCA.pem"),
+        "--auth-supernode-private-key",
+        str(folder / "node.key"),
+    ]
+    own = ["--host", "127.0.0.1", "--port", str(free_ports(1)[0])]
+    return [_program("flower-supernode"), "--superlink", address, *trust, *own]
+
+
+def _program(name: str) -> str:
+    path = Path(sys.executable).parent / name
+    return str(path) if path.exists() else name
+
+
+def explain(text: str) -> str | None:
+    """What is wrong where a SuperNode ends, from the end of its log; None where it should be started again."""
+    low = text.lower()
+    if "certificate has expired" in low:
+        return "a certificate has expired; ask the coordinator for another invitation."
+    if "certificate_verify_failed" in low or "certificate verify failed" in low:
+        return "the coordinator's certificate does not fit this invitation; ask for another one."
+    if "invalid supernode authentication" in low or "not registered" in low:
+        return "the coordinator does not know the key of this invitation; ask for another one."
+    return None
+
+
+def link(study: Study) -> "FlowerLink":
+    """The coordinator's connection to its own SuperLink."""
+    return FlowerLink(study)
+
+
+class FlowerLink:
+    """The coordinator's connection to its own SuperLink, on loopback."""
+
+    def __init__(self, study: Study) -> None:
+        self.study, self.folder = study, study.folder / FOLDER
+
+    def submit(self, job: dict[str, Any], told: dict[str, Any], answer: Path) -> str:
+        """Start a job; its number."""
+        nodes = (self.folder / NODES).read_text(encoding="utf-8")
+        app = answer.parent / "app"
+        module = "coterie.study.flower_app"
+        write_app(app, module, task=json.dumps(job), job=json.dumps(told), answer=str(answer), nodes=nodes)
+        return str(self.flwr("run", str(app), NAME)["run-id"])
+
+    def status(self, number: str) -> str:
+        """How a job is doing."""
+        runs = self.flwr("list", NAME, "--run-id", number).get("runs", [{}])
+        return str(runs[0].get("status", "unknown"))
+
+    def stop(self, number: str) -> None:
+        """End a job."""
+        self.flwr("stop", number, NAME)
+
+    def connected(self) -> dict[str, str]:
+        """The sites that are online now, each with when it was last seen."""
+        known = {str(node): site for site, node in json.loads((self.folder / NODES).read_text()).items()}
+        nodes = self.flwr("supernode", "list", NAME).get("nodes", [])
+        online = [node for node in nodes if str(node.get("status", "")).startswith("online")]
+        return {
+            known[str(n["node-id"])]: str(n.get("online-elapsed", "")) for n in online if str(n["node-id"]) in known
+        }
+
+    def register(self) -> None:
+        """Make the keys of all sites known to the SuperLink."""
+        path = self.folder / NODES
+        known: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for site in self.study.sites:
+            if site not in known:
+                key = str(self.folder / "sites" / f"{site}.pub")
+                known[site] = int(self.flwr("supernode", "register", key, NAME)["node-id"])
+                path.write_text(json.dumps(known), encoding="utf-8")
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """The output of one of Flower's own commands."""
+        done = subprocess.run(
+            [_program("flwr"), *arguments, "--format", "json"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env={**os.environ, **server_environment(self.study)},
+            cwd=self.folder,
+            timeout=180,
+        )
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            answer = {"success": False, "error-message": (done.stderr or done.stdout).decode(errors="replace")[-300:]}
+        if not answer.get("success", True):
+            raise RunError(f"flwr {arguments[0]} failed: {answer.get('error-message', '')}")
+        return answer
+
+
+def main() -> None:
+    """Run the SuperLink on loopback and its door on the address that partners dial, until either ends."""
+    from coterie.study.door import Door, server
+
+    study = Study.read(sys.argv[1])
+    folder = study.folder / FOLDER
+    (port,) = free_ports(1)
+    home = folder / "flwr"
+    home.mkdir(exist_ok=True, mode=0o700)
+    authority, certificate, key = (folder / name for name in ("rootCA.pem", "server.crt", "server.key"))
+    text = f'[superlink.{NAME}]\naddress = "127.0.0.1:{port}"\nroot-certificates = {json.dumps(str(authority))}\n'
+    (home / "config.toml").write_text(text, encoding="utf-8")
+    command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"]
+    command += ["--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    child = subprocess.Popen([*command, "--database", str(folder / "state.db")])
+    try:
+        _until_listening(port, child)
+        FlowerLink(study).register()
+        host = "127.0.0.1" if study.host == "localhost" else "0.0.0.0"
+        front = server(Door(f"https://127.0.0.1:{port}", authority), host, study.ports[0], certificate, key)
+        threading.Thread(target=_end_with, args=(child, front), daemon=True).start()
+        asyncio.run(front.serve())
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def _end_with(child: subprocess.Popen[bytes], front: Any) -> None:
+    child.wait()
+    front.should_exit = True
+
+
+def _until_listening(port: int, child: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline and child.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise UsageError("Flower's SuperLink did not start; see server.log.")
+
+
+if __name__ == "__main__":
+    main()
