@@ -11,6 +11,7 @@ The answer is plain data (`advice.json`); pages and tables are made of it elsewh
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import ceil, log, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from coterie import machine
 from coterie.advise import strategies, verdicts
 from coterie.advise.agreement import LEVEL
 from coterie.advise.contributions import Contributions, contributions
-from coterie.advise.mixtures import PARTNER_ROWS, TARGET_ROWS, Arms, Mixtures
+from coterie.advise.mixtures import PARTNER_ROWS, TARGET_ROWS, Arms, Connect, Mixtures
 from coterie.advise.page import VERSION
 from coterie.advise.scores import EXPLAINED, Score, chosen, scarce, scores_for
 from coterie.advise.sentences import headline
@@ -33,7 +34,7 @@ from coterie.advise.strategies import Chosen, Trial
 from coterie.advise.trees import boosted
 from coterie.advise.verdicts import Paired, Partner, paired
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import Parts, check_needs, federate
+from coterie.experiment.build import Parts, check_needs, federate, federate_remotely, run_name
 from coterie.experiment.config import (
     Config,
     EngineTable,
@@ -45,8 +46,9 @@ from coterie.experiment.config import (
 )
 from coterie.experiment.loop import run_rounds
 from coterie.experiment.records import prepare, save_model
-from coterie.federation import Rows, Shard
+from coterie.federation import Federation, Rows, Shard
 from coterie.federation.ledger import Ledger
+from coterie.federation.remote import Transport
 from coterie.methods.registry import method_entry
 from coterie.numerics import Draw
 from coterie.problems import Context
@@ -59,6 +61,7 @@ from coterie.storage import make_folder, write_atomically, write_json
 SMALL = 1024  # shards up to so many rows are used whole in every step
 TUNED_BATCH = 128
 FOLDS = 5
+LONGEST_RUN = 64  # letters by which nodes know a run
 SURE, LIKELY = 0.95, 0.8
 FINAL_ROWS = 1 << 16  # of a holder that train the model that is delivered
 WORK = 1.6e9  # numbers times parameters that cross-fitting may touch, before it takes fewer orders
@@ -83,6 +86,7 @@ HARMLESS: dict[str, Any] = {
     "run.baselines": [],
 }  # besides the defaults
 Say = Callable[[str], None]
+Network = Callable[[Config, Weighting], Transport]
 
 
 class Effort(NamedTuple):
@@ -131,6 +135,36 @@ def advise(
         force: empty an existing folder first.
     """
     data = prepare_files(config, effort.repeats)
+    return advise_on(data, config, folder, effort, values=values, measure=measure, say=say, force=force)
+
+
+def advise_on(
+    data: PreparedFiles,
+    config: Config,
+    folder: Path | None = None,
+    effort: Effort = Effort(),  # noqa: B008
+    *,
+    values: str | None = None,
+    measure: str = "auto",
+    say: Say = lambda text: None,
+    force: bool = False,
+    network: Network | None = None,
+) -> dict[str, Any]:
+    """The advice on rows that are prepared, where partners may be elsewhere.
+
+    Args:
+        data: the target's rows, and the partners' or their number.
+        config: run, problem and method.
+        folder: as for `advise`, like the arguments up to force.
+        effort: how much is done.
+        values: contributions.
+        measure: what to decide by.
+        say: called with progress messages.
+        force: empty an existing folder first.
+        network: reaches partners that are elsewhere. Weights are then learned once, from all rows: every training costs
+            a hundred exchanges.
+    """
+    connect = None if network is None else partial(_connected, config, network)
     classes = len(data.preparation.classes) or None
     labels = data.rows(data.span(0, 0, data.target_rows)).all().labels.numpy()
     score = chosen(measure, labels, classes)
@@ -143,11 +177,11 @@ def advise(
     warnings = scarce(labels, data.preparation.classes) if classes else []
     for warning in warnings:
         say(f"warning: {warning}")
-    found = _find_out(data, config, effort, score, labels, values, folder, say)
+    found = _find_out(data, config, effort, score, labels, values, folder, say, connect)
     advice = _advice(data, config, effort, found, warnings)
     if folder is not None:
         say("training the model on everything")
-        _deliver(data, found.trial, folder, advice["delivered"])
+        _deliver(data, found.trial, folder, advice["delivered"], connect)
         write_json(folder / ADVICE, advice)
     return advice
 
@@ -161,15 +195,17 @@ def _find_out(
     values: str | None,
     folder: Path | None,
     say: Say,
+    connect: Connect | None,
 ) -> Found:
     """Learn weights, train every strategy, compare."""
     K, n = len(data.partners), min(data.target_rows, TARGET_ROWS)
     draw = Draw.of(config.run.seed).phase("advise")
     repeats = _orders(data, n, effort.repeats)
     splits = Splits.of(data.orders[:repeats], n, FOLDS, data.context.dtype)
-    mixtures = Mixtures(data, splits.masks, draw.phase("mixtures"))
-    learner = _Learner(data, config, splits, effort.bootstraps, draw)
-    say(f"learned weights: {repeats} order{'s' if repeats > 1 else ''} of your rows, {FOLDS} folds each")
+    mixtures = Mixtures(data, splits.masks, draw.phase("mixtures"), connect=connect)
+    learner = _Learner(data, config, splits, effort.bootstraps, draw, connect)
+    orders = f"{repeats} order{'s' if repeats > 1 else ''} of your rows, {FOLDS} folds each"
+    say(f"learned weights: {orders if connect is None else 'once, over the network'}")
     learner.learn(None if folder is None else folder / "training")
     say(f"alone, with those that agree, with all, learned weights: {repeats} × {FOLDS} folds, nested")
     trial = strategies.trial(mixtures, splits, data.l2, learner.weights, effort.placebos, draw.phase("agreement"))
@@ -225,6 +261,12 @@ def compared(score: Score, predicted: np.ndarray, trial: Trial, labels: np.ndarr
     return paired(gains(score, predicted, alone, labels), FOLDS, 0.0 if same else less)
 
 
+def _connected(config: Config, network: Network, problem: Weighting, purpose: str) -> Federation:
+    """A federation with partners that are elsewhere."""
+    run = f"{purpose}{run_name(config)}"[:LONGEST_RUN]
+    return federate_remotely(problem, config.federation, network(config, problem), run, config.modules())[0]
+
+
 def _orders(data: PreparedFiles, n: int, asked: int) -> int:
     """How many orders of the rows can be afforded: all that are asked for, unless rows or parameters are many."""
     rows = n + int(data.stack.counts.clamp(max=PARTNER_ROWS).sum())
@@ -277,12 +319,20 @@ def _check_used(config: Config) -> None:
 class _Learner:
     """Learns weights without each fold, from all rows, and on resamples of the rows that judge the weights."""
 
-    def __init__(self, data: PreparedFiles, config: Config, splits: Splits, bootstraps: int, draw: Draw) -> None:
-        self.data, self.config, self.splits = data, config, splits
+    def __init__(
+        self,
+        data: PreparedFiles,
+        config: Config,
+        splits: Splits,
+        bootstraps: int,
+        draw: Draw,
+        connect: Connect | None,
+    ) -> None:
+        self.data, self.config, self.splits, self.connect = data, config, splits, connect
         self.bootstraps, self.draw = bootstraps, draw.phase("bootstrap")
         self.small = int(data.stack.counts.max()) <= SMALL
         problem = self._split(0, 0)
-        _, fixed = federate(problem, config.federation)
+        fixed = {} if connect is not None else federate(problem, config.federation)[1]
         self.federation = config.federation.model_copy(update=fixed)
         self.settings = self._steady(dict(config.method))
         self.learned: dict[tuple[int, int], Tensor] = {}
@@ -292,7 +342,7 @@ class _Learner:
 
     def weights(self, r: int, f: int) -> Tensor | None:
         """What was learned without fold f of order r, or from all rows (−1, −1); None where learning failed."""
-        return None if self.failure else self.learned[r, f]
+        return None if self.failure or self.connect is not None else self.learned[r, f]
 
     def spread(self) -> np.ndarray:
         """The weights of all trainings, [trainings, K + 1]."""
@@ -303,12 +353,12 @@ class _Learner:
 
     def learn(self, folder: Path | None) -> None:
         """All trainings; one that fails leaves learned weights out of the comparison, and the rest of the advice in."""
-        seed = self.config.run.seed
+        seed, here = self.config.run.seed, self.connect is None
         try:
-            for r in range(self.splits.repeats):
+            for r in range(self.splits.repeats if here else 0):
                 for f in range(self.splits.F):
                     self.learned[r, f] = self._train(self._split(r, f), seed + r)
-            for b in range(self.bootstraps):
+            for b in range(self.bootstraps if here else 0):
                 problem = _resampled(self._split(0, b % self.splits.F), self.draw.step(b))
                 self.resampled.append(self._train(problem, seed + b))
             self.learned[-1, -1] = self._train(self._split(0, None), seed, folder)
@@ -345,7 +395,7 @@ class _Learner:
         run = config.run.model_copy(
             update={"seed": seed, "record": rounds, "checkpoint": rounds, "baselines": [], "threads": 1}
         )
-        fed, _ = federate(problem, self.federation)
+        fed = federate(problem, self.federation)[0] if self.connect is None else self.connect(problem, "weights")
         parts = Parts(replace(config, run=run, method=self.settings, federation=self.federation), problem, method, fed)
         if folder is not None:
             prepare(folder, force=True)
@@ -383,10 +433,10 @@ def _resampled(problem: Weighting, draw: Draw) -> Weighting:
     return replace(problem, target=Shard(problem.task, problem.target.train, rows))
 
 
-def _deliver(data: PreparedFiles, trial: Trial, folder: Path, about: dict[str, Any]) -> None:
+def _deliver(data: PreparedFiles, trial: Trial, folder: Path, about: dict[str, Any], connect: Connect | None) -> None:
     """The model for use, and the one of training alone: on all rows, each with what `coterie predict` needs."""
     everything = torch.ones(1, min(data.target_rows, FINAL_ROWS), dtype=data.context.dtype)
-    mixtures = Mixtures(data, everything, Draw.of(data.context.seed).phase("deliver"), rows=FINAL_ROWS)
+    mixtures = Mixtures(data, everything, Draw.of(data.context.seed).phase("deliver"), FINAL_ROWS, connect)
     like = mixtures.start
     nothing = data.span(0, 0, 1)
     stored = data.problem(nothing, nothing, None).artifacts["preprocess.json"]
@@ -425,9 +475,9 @@ def _advice(data: PreparedFiles, config: Config, effort: Effort, found: Found, w
     advice: dict[str, Any] = {
         "version": VERSION,
         "data": {
-            "clients": config.problem["clients"],
-            "target": config.problem["target"],
-            "label": config.problem["label"],
+            "clients": config.problem.get("clients", ""),
+            "target": data.holders[-1].name,
+            "label": data.preparation.form.label,
             "kind": data.preparation.form.kind,
             "classes": list(data.preparation.classes),
             "target_rows": data.target_rows,

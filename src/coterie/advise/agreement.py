@@ -121,7 +121,7 @@ def slopes(totals: np.ndarray) -> Slope:
 
 def ask(mixtures: Mixtures, groups: list[Tensor], placebos: int, draw: Draw) -> np.ndarray:
     """The sums of all partners for G groups of models [B, d] and shuffled labels, [K, G + M, 5]. One exchange."""
-    given, ids = mixtures.fed.gather(label_slopes, groups, draw=draw, rows=mixtures.most, placebos=placebos)
+    given, ids = mixtures.ask(mixtures.fed, label_slopes, groups, draw, placebos=placebos)
     every = torch.zeros(mixtures.partners, *given.shape[1:], dtype=given.dtype).index_copy(0, ids, given)
     return every.double().numpy()
 

@@ -7,18 +7,20 @@ The target is whoever asks; its own rows are used on the spot.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from coterie.federation import RESULT, Batch, Each, Federation, LocalEngine, Rows, Shard, Static, work
+from coterie.federation import RESULT, Batch, Each, Federation, LocalEngine, Rows, Shard, Static, Work, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 from coterie.numerics.lbfgs import minimise
 from coterie.problems.files import PreparedFiles
 from coterie.problems.tasks.softmax import softmax_value_and_gradient
 from coterie.problems.tasks.supervised import Supervised
+from coterie.problems.weighting import Weighting
 
 PARTNER_ROWS = 2048  # of a partner, in comparisons: a fixed sample of a larger one
 TARGET_ROWS = 8192
@@ -47,7 +49,8 @@ class Arms:
 def losses_and_gradients(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """L_k and ∇L_k at each of the models [B, d], as [B, 1 + d]."""
     assert shard.train is not None
-    return values_and_gradients(shard.task, shared, sampled(shard.train, static.rows, draw))
+    task = replace(shard.task, l2=0.0)  # penalties are the models' own
+    return values_and_gradients(task, shared, sampled(shard.train, static.rows, draw))
 
 
 def sampled(rows: Rows, most: int, draw: Draw) -> Batch:
@@ -86,10 +89,37 @@ def over_models(f: Callable[..., Tensor], task: Supervised, *tensors: Tensor) ->
     return torch.stack([f(*row) for row in zip(*tensors, strict=True)])
 
 
-class Mixtures:
-    """Trains models on any mixtures, on any of the masks of the target's rows."""
+class PartnersLeft(Exception):  # no error: the others go on
+    """Partners that did not answer, by number: models of mixtures with them would be models of other mixtures."""
 
-    def __init__(self, data: PreparedFiles, masks: Tensor, draw: Draw, rows: int = PARTNER_ROWS) -> None:
+    def __init__(self, partners: list[int]) -> None:
+        super().__init__(f"partners {partners} left")
+        self.partners = partners
+
+
+Connect = Callable[[Weighting, str], Federation]
+"""The federation of a problem whose partners are elsewhere, by the name of what it is for."""
+
+
+class Mixtures:
+    """Trains models on any mixtures, on any of the masks of the target's rows.
+
+    Args:
+        data: the target's rows, and the partners' or their number.
+        masks: which of the target's rows models see, [masks, n].
+        draw: which rows of a large partner are used.
+        rows: at most so many rows of a partner are used.
+        connect: reaches partners that are elsewhere; by default they are in this process.
+    """
+
+    def __init__(
+        self,
+        data: PreparedFiles,
+        masks: Tensor,
+        draw: Draw,
+        rows: int = PARTNER_ROWS,
+        connect: Connect | None = None,
+    ) -> None:
         n = masks.shape[1]
         span = data.span(0, 0, n)
         problem = data.problem(span._replace(length=0), span, None)
@@ -104,7 +134,8 @@ class Mixtures:
         self.wide = self.task.model.activation_numbers(self.own.inputs[:1]) + 1
         self.partners = len(data.partners)
         self.sizes = problem.train.counts.to(self.start)
-        self.fed = Federation.on(LocalEngine(self.task, problem.train, None, problem.target, "sequential"))
+        engine = LocalEngine(self.task, problem.train, None, problem.target, "sequential")
+        self.fed = Federation.on(engine) if connect is None else connect(problem, "mixtures")
         self.penalised = self.task.model.penalised()
         self.steps = STEPS if self.task.model.linear else DEEP_STEPS
 
@@ -187,7 +218,7 @@ class Mixtures:
             if not len(asked):
                 return torch.zeros((), dtype=x.dtype)
             some = (W[:, asked] != 0).any(1).nonzero()[:, 0]
-            given, ids = self._subset(asked).gather(losses_and_gradients, x[some], draw=self.draw, rows=self.most)
+            given, ids = self.ask(self._subset(asked), losses_and_gradients, x[some])
             total = x.new_zeros(len(x), 1 + x.shape[1])
             return total.index_copy(0, some, torch.einsum("bk,kbd->bd", W[some][:, ids], given))
 
@@ -200,14 +231,19 @@ class Mixtures:
         def theirs(x: Tensor, which: Tensor) -> Tensor:
             every = self.start.expand(K * B, -1).clone()
             every[which] = x
-            given, ids = self.fed.gather(
-                losses_and_gradients, Each(every.view(K, B, -1)), draw=self.draw, rows=self.most
-            )
+            given, ids = self.ask(self.fed, losses_and_gradients, Each(every.view(K, B, -1)))
             full = x.new_zeros(K, B, 1 + x.shape[1]).index_copy(0, ids, given).flatten(0, 1)[which]
             shares = arms.weights[which, which // B]
             return shares[:, None] * full
 
         return theirs
+
+    def ask(self, fed: Federation, work: Work, shared: Tree, draw: Draw | None = None, **static: Any) -> Any:
+        """What all partners of a federation answer; if some do not, who they are."""
+        given, ids = fed.gather(work, shared, draw=draw or self.draw, rows=self.most, **static)
+        if len(ids) < len(fed.ids):
+            raise PartnersLeft(sorted(set(fed.ids.tolist()) - set(ids.tolist())))
+        return given, ids
 
     def _subset(self, asked: Tensor) -> Federation:
         return next(fed for _, fed in self.fed.parts({0: asked}))

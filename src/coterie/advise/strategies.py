@@ -203,13 +203,15 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
         inner[r, f] = candidates(by_place[r, f], learned(r, f), best_alone[r, f].l2)
         masks = [splits.without(r, f, g) for g in range(splits.F)]
         wanted += [(one, mask) for options in inner[r, f].values() for one in options for mask in masks]
-    final = candidates(agreed, learned(-1, -1), overall.l2)
+    from_all = learned(-1, -1)
+    names = tuple(name for name in NAMES if name != LEARNED or from_all is not None)
+    final = candidates(agreed, from_all, overall.l2)
     wanted += [(one, splits.without(r, f)) for options in final.values() for one in options for r, f in places]
     table.train(wanted)
 
     predictions: dict[str, list[np.ndarray]] = {}
     by_row: dict[str, list[np.ndarray]] = {}
-    picks = dict.fromkeys(NAMES, 0)
+    picks = dict.fromkeys(names, 0)
     shared: dict[str, list[float]] = {}
     for r in range(splits.repeats):
         rows: dict[str, Tensor] = {}
@@ -221,7 +223,7 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
             best |= {name: best_of(options, judge) for name, options in inner[r, f].items()}
             pick = best_of(list(best.values()), judge)
             picks[pick.name] += 1
-            for name in (*NAMES, "delivered"):
+            for name in (*names, "delivered"):
                 instead = best.get(HELPERS, best[ALONE]) if name == WIDER else best[ALONE]
                 used = pick if name == "delivered" else best.get(name, instead)
                 outputs = mixtures.predictions(table.theta(used, splits.without(r, f))[None])[0]

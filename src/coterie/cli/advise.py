@@ -21,6 +21,10 @@ def advise(
     method: Annotated[str | None, typer.Option(help="What learns the weights; see `coterie list methods`.")] = None,
     rounds: Annotated[int | None, typer.Option(help=f"Rounds of each training; by default {ROUNDS}.")] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes splits, starts and every draw.")] = None,
+    study: Annotated[Path | None, typer.Option(help="The folder of a study: partners who keep their data.")] = None,
+    sites: Annotated[
+        str | None, typer.Option(help="With --study: files that stand for the sites, to try it on one machine.")
+    ] = None,
     measure: Annotated[str, typer.Option(help="What to decide by: auto, auc, accuracy, brier, r2, mae …")] = "auto",
     repeats: Annotated[int, typer.Option(min=1, max=50, help="Random orders of your rows, of 5 folds each.")] = 3,
     placebos: Annotated[int, typer.Option(min=99, max=9999, help="Shuffles of every partner's labels.")] = 199,
@@ -44,6 +48,11 @@ def advise(
 
     if contributions not in (None, "loo", "shapley"):
         raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")
+    if study is not None:
+        _of_study(study, sites, config, set_, method, rounds, seed, (repeats, placebos, measure), out, json, force)
+        return
+    if sites is not None:
+        raise UsageError("--sites is for --study; with files, name them with --clients.")
     flags = given(problem_clients=clients, problem_target=target, problem_label=label)
     flags |= given(run_method=method, run_seed=seed, run_rounds=rounds)
     if config is None:
@@ -63,6 +72,53 @@ def advise(
         say=lambda text: console.print(f"· {text}"),
         force=force,
     )
+    write(folder)
+    if json:
+        print_json(advice)
+    else:
+        show(console, advice, folder)
+
+
+def _of_study(
+    study: Path,
+    sites: str | None,
+    config: Path | None,
+    sets: list[str] | None,
+    method: str | None,
+    rounds: int | None,
+    seed: int | None,
+    how: tuple[int, int, str],
+    out: Path | None,
+    json: bool,
+    force: bool,
+) -> None:
+    """The advice of a study, on its network or, with files that stand for the sites, on this machine."""
+    from coterie.advise.advise import Effort
+    from coterie.advise.page import show, write
+    from coterie.cli.engines import study_settings
+    from coterie.experiment import config as configuration
+    from coterie.report.terminal import console_for
+    from coterie.study.advice import advise_trial
+
+    if config is not None:
+        raise UsageError("--study takes its settings from the study and from --set; leave the configuration out.")
+    repeats, placebos, measure = how
+    flags = {"run.rounds": ROUNDS, **given(run_method=method, run_seed=seed, run_rounds=rounds)}
+    settings = {**study_settings(study), **configuration.parse_sets(sets or [])}
+    folder, console, effort = out or new_folder("advice"), console_for(json), Effort(repeats, placebos, 0)
+
+    def say(text: str) -> None:
+        console.print(f"· {text}")
+
+    if sites is not None:
+        flags |= {"run.engine": "embedded", "problem.sites": sites}
+        resolved = configuration.load(None, settings, flags)
+        advice = advise_trial(resolved, folder, effort, measure=measure, say=say, force=force)
+    else:
+        from coterie.study.coordinator import advised
+
+        resolved = configuration.load(None, settings, flags)
+        advice = advised(resolved, folder, effort, measure=measure, force=force, json=json)
     write(folder)
     if json:
         print_json(advice)

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
+from coterie.advise.advise import Effort
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import build_problem_and_method
@@ -232,6 +233,46 @@ def launch(
     }
     log(f"{study.name}: training with {len(sites)} sites; results go to {folder}")
     return _done(study, job, for_sites(study, "train", sites, config), folder, log)
+
+
+def advised(config: Config, folder: Path, effort: Effort, *, measure: str, force: bool, json: bool) -> dict[str, Any]:
+    """The advice of a study on its network; a site that leaves is named, and the others are asked again.
+
+    Args:
+        config: the resolved configuration, of problem study.
+        folder: the result folder.
+        effort: how much is done.
+        measure: what to decide by.
+        force: whether results in the folder may be replaced.
+        json: whether the command prints JSON.
+    """
+    study, log = Study.read(config.problem["folder"]), stderr_logger({"json": json})
+    check(folder, force=force)
+    if not listens(study):
+        raise RunError(f"the server of {study.name} is not there; start it with: coterie study serve {study.folder}.")
+    left: list[str] = []
+    while True:
+        agreement = agreed(study, log)
+        sites = [site.name for site in agreement.sites]
+        asked = replace(config, problem={**config.problem, "agreement": agreement.digest})
+        build_problem_and_method(asked)
+        job = {
+            "study": str(study.folder.resolve()),
+            "stage": "advise",
+            "config": asked.as_toml(),
+            "folder": str(folder.resolve()),
+            "force": force or bool(left),
+            "effort": list(effort),
+            "measure": measure,
+        }
+        log(f"{study.name}: advice with {len(sites)} sites; it takes some hundred exchanges")
+        result = _done(study, job, for_sites(study, "train", sites, asked), folder, log)
+        if "left" not in result:
+            return result
+        if set(result["left"]) & set(left):
+            raise RunError(f"{', '.join(result['left'])} left twice; ask there what happened, then try again.")
+        left += result["left"]
+        log(f"{', '.join(result['left'])} left; the advice begins again with those that are there")
 
 
 def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path, log: Log) -> dict[str, Any]:

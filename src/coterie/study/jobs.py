@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from coterie import __version__
+from coterie.advise.advise import Effort
+from coterie.advise.mixtures import PartnersLeft
 from coterie.engines.embedded import own_node, plan_of
 from coterie.engines.follow import no_observer
 from coterie.engines.load import read_config
@@ -26,6 +28,7 @@ from coterie.problems.sites.folder import Study
 from coterie.problems.sites.holding import receive
 from coterie.problems.sites.terms import own_tables
 from coterie.storage import write_json
+from coterie.study.advice import advise_once
 
 MEMBERS = "members.json"  # the numbers that sites drew when they joined
 TransportTo = Callable[[Sequence[str]], Transport]
@@ -37,7 +40,7 @@ def for_sites(study: Study, stage: str, sites: Sequence[str], config: Config | N
 
     Args:
         study: the study.
-        stage: agree or train.
+        stage: agree, train or advise.
         sites: the sites, in the order of their clients.
         config: the configuration of a training.
     """
@@ -74,6 +77,8 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
         return {"agreement": agreement.digest, "sites": sites, "left_out": dict(agreement.left_out)}
     config, folder = read_config(job["config"]), Path(job["folder"])
     agreement = Agreement.read(study.folder, config.problem["agreement"])
+    if job["stage"] == "advise":
+        return _advised(job, study, agreement, config, folder, transport_to)
     names = [site.name for site in agreement.sites]
 
     def network(config: Config, problem: Any) -> Transport:
@@ -88,6 +93,36 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
     if job["share"] and summary["outcome"] == "finished":
         summary = {**summary, "received": share(study, transport_to(names), names, folder, run_name(config))}
     return summary
+
+
+def _advised(
+    job: Mapping[str, Any],
+    study: Study,
+    agreement: Agreement,
+    config: Config,
+    folder: Path,
+    transport_to: TransportTo,
+) -> dict[str, Any]:
+    """The advice of a study, or who left; its messages go to the folder's log."""
+    names = [site.name for site in agreement.sites]
+
+    def network(config: Config, problem: Any) -> Transport:
+        own, transport = own_node(problem, len(names)), transport_to(names)
+        return Beside(transport, own["(here)"]) if own else transport
+
+    try:
+        return advise_once(
+            config,
+            study,
+            agreement,
+            network,
+            folder,
+            Effort(*job["effort"]),
+            measure=job["measure"],
+            force=job["force"],
+        )
+    except PartnersLeft as gone:
+        return {"left": [names[k] for k in gone.partners]}
 
 
 def share(study: Study, transport: Transport, names: Sequence[str], folder: Path, run: str) -> list[str]:

@@ -58,7 +58,14 @@ class Names:
     the settings of another work name.
     """
 
-    works: frozenset[str] = frozenset({"coterie.methods.*", "coterie.problems.models.statistics"})
+    works: frozenset[str] = frozenset(
+        {
+            "coterie.methods.*",
+            "coterie.problems.models.statistics",
+            "coterie.advise.mixtures",
+            "coterie.advise.agreement",
+        }
+    )
     records: frozenset[str] = field(
         default=frozenset({"coterie.methods.*", "coterie.numerics.*", "coterie.federation.remote.messages"})
     )
