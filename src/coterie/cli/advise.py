@@ -40,6 +40,7 @@ def advise(
     from coterie.advise.screening import ScreeningPlan
     from coterie.experiment import config as configuration
     from coterie.plugins import typed
+    from coterie.report.card import write_card
     from coterie.report.terminal import console_for
 
     if contributions not in (None, "loo", "shapley"):
@@ -58,6 +59,7 @@ def advise(
         resolved, folder, effort, values=contributions, say=lambda text: console.print(f"· {text}"), force=force
     )
     write(folder)
+    write_card(folder)
     if json:
         print_json(advice)
     else:

@@ -15,6 +15,9 @@ def export(
     onnx: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the model and its preprocessing as one ONNX graph.")
     ] = None,
+    card: Annotated[
+        bool, typer.Option("--card", help="Write model-card.md and model-card.json beside the model.")
+    ] = False,
     best: Annotated[
         bool, typer.Option("--best", help="Export the model with the lowest validation loss, not the last one.")
     ] = False,
@@ -22,8 +25,12 @@ def export(
 ) -> None:
     """Write a trained model for use elsewhere."""
     from coterie.experiment.onnx import export_onnx
+    from coterie.report.card import write_card
 
-    if onnx is None:
-        raise UsageError("nothing to write; give --onnx FILE.")
-    names = export_onnx(folder, onnx, best=best)
-    print(f"{onnx}: inputs {', '.join(map(clean, names['inputs']))}; outputs {', '.join(names['outputs'])}.")
+    if onnx is None and not card:
+        raise UsageError("nothing to write; give --onnx FILE, --card, or both.")
+    if onnx is not None:
+        names = export_onnx(folder, onnx, best=best)
+        print(f"{onnx}: inputs {', '.join(map(clean, names['inputs']))}; outputs {', '.join(names['outputs'])}.")
+    if card:
+        print(" and ".join(map(str, write_card(folder))))
