@@ -18,7 +18,7 @@ from coterie.storage import write_atomically, write_json
 
 NAMES = ("model-card.md", "model-card.json")
 PLACEHOLDER = "not chosen yet: state the licence of the model, and of the data if it may be shared"
-SPECIAL = re.compile(r"([\\`*_{}\[\]()#+\-.!|~])")
+SPECIAL = re.compile(r"([\\`*_\[\]#|~]|:(?=//)|(?<=www)\.|^[-+])")  # links that some readers make by themselves too
 LIMITS = (
     "The measures hold for rows like those of the target; other places, times and populations were not tested.",
     "Words that no training file had count as no category; missing values are filled in as in training.",
