@@ -39,14 +39,18 @@ def model(tmp_path: Path) -> Path:
     }
     advice = {
         "headline": "Yes, train together.",
-        "measure": "Brier score",
+        "measure": {"name": "auc", "label": "AUC"},
+        "measures": [{"name": "auc", "label": "AUC"}],
         "data": {"target_rows": 60},
         "partners": [
             {"name": "north.csv", "rows": 80, "verdict": "helps", "reason": EVIL, "p": 1.0}
             | {"gain": {"value": 0.01, "low": -0.005, "high": 0.025}}
         ],
-        "strategies": {"learned": {"error": 0.05, "accuracy": 0.95}, "alone": {"error": 0.06, "accuracy": None}},
-        "comparison": {"alone": {"gain": {"value": 0.01, "low": 0.001, "high": 0.02}}},
+        "strategies": {
+            "alone": {"values": {"auc": 0.9}, "gain": {"value": 0.0, "low": 0.0, "high": 0.0}},
+            "helpers": {"values": {"auc": 0.91}, "gain": {"value": 0.01, "low": 0.001, "high": 0.02}},
+        },
+        "delivered": {"strategy": "helpers", "l2": 0.01, "weights": {"north.csv": 0.4, "(the target)": 0.6}},
         "notes": ["north.csv: 2 rows were removed"],
     }
     for path, data in (("preprocess.json", about), ("summary.json", summary), ("../advice.json", advice)):
@@ -59,7 +63,7 @@ def test_the_card_holds_what_the_folder_holds(model: Path) -> None:
     assert paths == [model / "model-card.md", model / "model-card.json"]
     facts = json.loads(paths[1].read_text(encoding="utf-8"))
     assert facts["written"] == "2026-01-02"
-    assert facts["weights"] == {"north.csv": 0.25, "(the target)": 0.75}
+    assert facts["weights"] == {"north.csv": 0.4, "(the target)": 0.6}
     assert facts["data"]["rows"] == {"north.csv": 80, "own rows": 60}
     assert facts["data"]["often_missing"] == ["age", "city"]
     assert facts["data"]["classes"] == {"ill": 30, "well": 70}

@@ -55,6 +55,8 @@ def card(model: Path) -> dict[str, Any]:
         raise UsageError(f"{model} has no preprocess.json; name the result folder of a run on files, or of an advice.")
     about, summary = _read(model / "preprocess.json"), _read(model / "summary.json")
     advice = _read(model.parent / ADVICE) if model.name == "model" else {}
+    if advice and not summary:  # the model of an advice is no run; versions are those of the run that learned weights
+        summary = {"platform": _read(model.parent / "training" / "summary.json").get("platform")}
     try:
         return _facts(about, summary, advice)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -81,15 +83,17 @@ def _facts(about: dict[str, Any], summary: dict[str, Any], advice: dict[str, Any
     names = about.get("clients") or summary.get("names") or []
     weights = summary.get("weights") or []
     rows = {one["name"]: one.get("rows") for one in partners}
-    own_rows = advice.get("data", {}).get("target_rows")
+    own_rows, delivered = advice.get("data", {}).get("target_rows"), advice.get("delivered", {})
     rows |= {} if own_rows is None else {"own rows": own_rows}
     return {
         "model": {
             **{key: about["model"][key] for key in ("name", "outputs")},
             "inputs": about.get("inputs"),
             "method": summary.get("method"),
+            "strategy": delivered.get("strategy"),
+            "l2": delivered.get("l2"),
             "rounds": summary.get("rounds"),
-            "seed": summary.get("seed"),
+            "seed": summary.get("seed", advice.get("seed")),
         },
         "data": {
             "label": about["label"],
@@ -103,7 +107,8 @@ def _facts(about: dict[str, Any], summary: dict[str, Any], advice: dict[str, Any
             + [column["name"] for column in worded if column["missing"]],
             "words_for_missing": about.get("missing", []),
         },
-        "weights": dict(zip(names, weights, strict=False)) if len(names) == len(weights) else {},
+        "weights": delivered.get("weights")
+        or (dict(zip(names, weights, strict=False)) if len(names) == len(weights) else {}),
         "measures": {key: value for key, value in (summary.get("final") or {}).items() if _is_number(value)},
         "advice": None if not advice else _advice(advice, partners),
         "limits": [*LIMITS, *advice.get("notes", [])],
@@ -115,12 +120,12 @@ def _facts(about: dict[str, Any], summary: dict[str, Any], advice: dict[str, Any
 
 def _advice(advice: dict[str, Any], partners: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What was chosen, and why."""
-    kept = ("name", "rows", "verdict", "reason", "gain", "weight")
+    kept = ("name", "rows", "verdict", "probability", "reason", "gain", "agreement", "weight")
     return {
-        "answer": advice.get("headline") or advice.get("sentence"),
-        "measure": advice.get("measure"),
-        "strategies": advice.get("strategies", {}),
-        "comparison": advice.get("comparison", {}),
+        "answer": advice["headline"],
+        "measure": advice["measure"],
+        "measures": advice["measures"],
+        "strategies": advice["strategies"],
         "partners": [{key: one[key] for key in kept if key in one} for one in partners],
     }
 
@@ -190,14 +195,14 @@ def _data(data: Mapping[str, Any]) -> list[str]:
 def _measures(final: Mapping[str, float], advice: Mapping[str, Any] | None) -> list[str]:
     parts = []
     if advice is not None and advice["strategies"]:
-        compared = advice["comparison"]
-        gains = {name: _interval(compared.get(name, {}).get("gain")) for name in advice["strategies"]}
+        shown = {entry["name"]: entry["label"] for entry in advice["measures"]}
         rows = [
-            [name, _figure(one.get("error")), _figure(one.get("accuracy")), gains[name]]
-            for name, one in advice["strategies"].items()
+            [name, *(_figure(found["values"].get(key)) for key in shown), _interval(found["gain"])]
+            for name, found in advice["strategies"].items()
         ]
-        parts += [f"On held-out rows of the target; the error is the {plain(advice['measure'])}."]
-        parts += [_table(("trained", "error", "accuracy", "gain of learned weights over it [95 %]"), rows)]
+        label = plain(advice["measure"]["label"])
+        parts += [f"On rows of the target that no model has seen, by cross-validation; the gain is in {label}."]
+        parts += [_table(("trained", *map(plain, shown.values()), "gain over alone [95 %]"), rows)]
     if final:
         parts += ["At the end of the training:"]
         parts += [_table(("measure", "value"), ([name, _figure(value)] for name, value in final.items()))]
