@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from hypothesis import given
@@ -160,6 +161,7 @@ def test_no_bit_depends_on_who_else_is_active(shards, name, mode):
             assert torch.equal(some, everybody[ids])
 
 
+@hypothesis.settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.booleans(), st.booleans())
 def test_a_sum_has_the_same_bits_for_all_chunks_and_layouts(chunks, turned, weighted):
     k = sum(chunks)

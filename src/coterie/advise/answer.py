@@ -22,6 +22,7 @@ from coterie.experiment.records import prepare
 from coterie.problems.files.frames import MINE, collected, holding, source
 from coterie.problems.files.prepare import Preparation
 from coterie.problems.files.reading import Unreadable
+from coterie.report.card import write_card
 
 ROUNDS = 60
 WIDTH = 110  # columns of the text
@@ -145,6 +146,7 @@ class Advice:
         prepare(path, force=force)
         copytree(self.folder, path, dirs_exist_ok=True)
         page.write(path)
+        write_card(path)
         return path
 
     def _model(self) -> tuple[nn.Module, Preparation]:
@@ -270,6 +272,7 @@ def advise(
         raise
     if out is not None:
         page.write(folder)
+        write_card(folder)
     return advice
 
 

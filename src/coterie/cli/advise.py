@@ -44,6 +44,7 @@ def advise(
     from coterie.advise.page import show, write
     from coterie.experiment import config as configuration
     from coterie.plugins import typed
+    from coterie.report.card import write_card
     from coterie.report.terminal import console_for
 
     if contributions not in (None, "loo", "shapley"):
@@ -73,6 +74,7 @@ def advise(
         force=force,
     )
     write(folder)
+    write_card(folder)
     if json:
         print_json(advice)
     else:
