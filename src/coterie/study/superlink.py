@@ -210,9 +210,7 @@ class FlowerLink:
         known = {str(node): site for site, node in json.loads((self.folder / NODES).read_text()).items()}
         nodes = self.flwr("supernode", "list", NAME).get("nodes", [])
         online = [node for node in nodes if str(node.get("status", "")).startswith("online")]
-        return {
-            known[str(n["node-id"])]: str(n.get("online-elapsed", "")) for n in online if str(n["node-id"]) in known
-        }
+        return {known[str(n["node-id"])]: _since(n) for n in online if str(n["node-id"]) in known}
 
     def register(self) -> None:
         """Make the keys of all sites known to the SuperLink."""
@@ -241,6 +239,10 @@ class FlowerLink:
         if not answer.get("success", True):
             raise RunError(f"flwr {arguments[0]} failed: {answer.get('error-message', '')}")
         return answer
+
+
+def _since(node: Mapping[str, Any]) -> str:
+    return f"online for {node.get('online-elapsed', '?')} s"
 
 
 def main() -> None:
