@@ -106,7 +106,8 @@ def _of_study(
         raise UsageError("--study takes its settings from the study and from --set; leave the configuration out.")
     repeats, placebos, measure = how
     flags = {"run.rounds": ROUNDS, **given(run_method=method, run_seed=seed, run_rounds=rounds)}
-    settings = {**study_settings(study), **configuration.parse_sets(sets or [])}
+    here = {"run.problem": "study", "problem.folder": str(study)}
+    settings = {**(here if sites is not None else study_settings(study)), **configuration.parse_sets(sets or [])}
     folder, console, effort = out or new_folder("advice"), console_for(json), Effort(repeats, placebos, 0)
 
     def say(text: str) -> None:

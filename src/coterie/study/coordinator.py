@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,7 +55,13 @@ def network(engine: str) -> Any:
         raise UsageError(f"a study goes live on nvflare or flower, not {engine!r}; name one with --engine.")
     if find_spec(PACKAGES[engine]) is None:
         raise UsageError(f"this study needs the package {PACKAGES[engine]}; pip install 'coterie[{engine}]'.")
-    return import_module(f"coterie.study.{'flare' if engine == 'nvflare' else 'superlink'}")
+    if engine == "nvflare":
+        from coterie.study import flare
+
+        return flare
+    from coterie.study import superlink
+
+    return superlink
 
 
 def new(

@@ -52,8 +52,13 @@ def of_site(home: Home) -> list[Finding]:
     """Look at a site at its partner."""
     invitation, settings = home.invitation, home.settings()
     found = [*_installed(invitation.engine), _version(invitation), _disk(home.folder), _data(Path(settings["data"]))]
-    found += [_certificate(path) for path in sorted((home.folder / KIT).rglob("*.crt"))]
-    found += [_certificate(path) for path in sorted((home.folder / KIT).rglob("rootCA.pem"))]
+    kit = home.folder / KIT
+    found += [
+        _certificate(path)
+        for name in ("client.crt", "rootCA.pem")
+        for path in (kit / "startup" / name, kit / name)
+        if path.is_file()
+    ]
     host, _, port = invitation.address.rpartition(":")
     remedy = "Is the coordinator's server up, and may this machine dial out to that port?"
     found.append(_port(host, int(port), remedy))

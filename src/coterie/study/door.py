@@ -78,7 +78,7 @@ async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], b
 def server(door: Door, host: str, port: int, certificate: Path, key: Path) -> uvicorn.Server:
     """The server of a door; it runs until `should_exit` is set."""
     config = uvicorn.Config(
-        door,  # type: ignore[arg-type]
+        door,
         host=host,
         port=port,
         ssl_certfile=str(certificate),

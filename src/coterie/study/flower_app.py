@@ -1,7 +1,7 @@
 """The two sides of a job of a study on Flower.
 
-The client's side imports nothing heavy: Flower starts a process for every
-message."""
+The client's side imports nothing heavy: Flower starts a process for every message.
+"""
 
 import json
 from collections.abc import Sequence

@@ -33,7 +33,6 @@ from coterie.study.invitation import write_private
 FOLDER, NAME, NODES = "superlink", "study", "nodes.json"
 VALID_DAYS = 365
 START = 60.0
-Key = ec.EllipticCurvePrivateKey
 
 
 def provision(study: Study) -> None:
@@ -69,19 +68,19 @@ def _node_keys(site: str) -> dict[str, bytes]:
     return {site: private, f"{site}.pub": public + b"\n"}
 
 
-def _private(key: Key) -> bytes:
+def _private(key: Any) -> bytes:
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _builder(subject: str, issuer: str, key: Key) -> x509.CertificateBuilder:
+def _builder(subject: str, issuer: str, key: Any) -> x509.CertificateBuilder:
     names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in (subject, issuer)]
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
     return builder.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(days=VALID_DAYS))
 
 
-def _authority(name: str) -> tuple[Key, x509.Certificate]:
+def _authority(name: str) -> tuple[Any, x509.Certificate]:
     key = ec.generate_private_key(ec.SECP384R1())
     builder = _builder(f"study {name}", f"study {name}", key)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -91,7 +90,7 @@ def _authority(name: str) -> tuple[Key, x509.Certificate]:
     return key, builder.add_extension(identifier, critical=False).sign(key, hashes.SHA384())
 
 
-def _certificate(host: str, key: Key, authority: Key, root: x509.Certificate) -> x509.Certificate:
+def _certificate(host: str, key: Any, authority: Any, root: x509.Certificate) -> x509.Certificate:
     issuer = root.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     builder = _builder(host, str(issuer), key)
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
@@ -192,8 +191,8 @@ class FlowerLink:
         """Start a job; its number."""
         nodes = (self.folder / NODES).read_text(encoding="utf-8")
         app = answer.parent / "app"
-        module = "coterie.study.flower_app"
-        write_app(app, module, task=json.dumps(job), job=json.dumps(told), answer=str(answer), nodes=nodes)
+        settings = {"task": json.dumps(job), "job": json.dumps(told), "answer": str(answer), "nodes": nodes}
+        write_app(app, sides="coterie.study.flower_app", **settings)
         return str(self.flwr("run", str(app), NAME)["run-id"])
 
     def status(self, number: str) -> str:
@@ -210,9 +209,7 @@ class FlowerLink:
         known = {str(node): site for site, node in json.loads((self.folder / NODES).read_text()).items()}
         nodes = self.flwr("supernode", "list", NAME).get("nodes", [])
         online = [node for node in nodes if str(node.get("status", "")).startswith("online")]
-        return {
-            known[str(n["node-id"])]: str(n.get("online-elapsed", "")) for n in online if str(n["node-id"]) in known
-        }
+        return {known[str(n["node-id"])]: _since(n) for n in online if str(n["node-id"]) in known}
 
     def register(self) -> None:
         """Make the keys of all sites known to the SuperLink."""
@@ -241,6 +238,10 @@ class FlowerLink:
         if not answer.get("success", True):
             raise RunError(f"flwr {arguments[0]} failed: {answer.get('error-message', '')}")
         return answer
+
+
+def _since(node: Mapping[str, Any]) -> str:
+    return f"online for {node.get('online-elapsed', '?')} s"
 
 
 def main() -> None:

@@ -58,8 +58,8 @@ def launch(
                 flower.supernode(k, problem.clients)
         result = flower.folder / "answer.json"
         memory = str(folder.resolve() / "clients") if superlink is None else ""
-        paths = {"folder": str(folder.resolve()), "memory": memory, "answer": str(result)}
-        run_settings = {"config": config.as_toml(), "nodes": "", "force": force, "resume": resume}
+        paths: dict[str, Any] = {"folder": str(folder.resolve()), "memory": memory, "answer": str(result)}
+        run_settings: dict[str, Any] = {"config": config.as_toml(), "nodes": "", "force": force, "resume": resume}
         app = write_app(flower.folder / "app", **paths, **run_settings)
         run = flower.submit(app, superlink or NAME, nodes=problem.clients if simulated else None)
         log(f"run {run} has started; results go to {folder}")
@@ -73,13 +73,13 @@ def _check_simulation(superlink: str | None, simulated: bool) -> None:
         raise UsageError("engine.simulation needs Ray; install it with: pip install 'coterie[flower-simulation]'.")
 
 
-def write_app(path: Path, module: str = "coterie.engines.flower.tryout", **settings: Any) -> Path:
+def write_app(path: Path, *, sides: str = "coterie.engines.flower.tryout", **settings: Any) -> Path:
     """Write the Flower app of one run: two lines of code, which name the module with its two sides, and its settings;
     its folder."""
     (path / APP).mkdir(parents=True)
     (path / APP / "__init__.py").write_text("")
     for side in ("server", "client"):
-        (path / APP / f"{side}.py").write_text(f"from {module} import {side} as app\n\n__all__ = ['app']\n")
+        (path / APP / f"{side}.py").write_text(f"from {sides} import {side} as app\n\n__all__ = ['app']\n")
     project = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {"name": "coterie-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},

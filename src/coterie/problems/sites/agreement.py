@@ -150,6 +150,7 @@ def agree(
         before = time.time()
         try:
             (clocks, instances), ids = fed.gather(hello, draw=Draw.of(0))
+            after = time.time()
             drawn = dict(zip(ids.tolist(), instances.tolist(), strict=True))
             if others := [k for k, number in drawn.items() if (known or {}).get(names[k], number) != number]:
                 left_out |= {names[k]: SECOND for k in others}
@@ -163,12 +164,17 @@ def agree(
             break
         for event in failed:
             left_out[names[event["client"]]] = f"{event['event']}: {event['reason']}"
-    ahead = dict(zip(ids.tolist(), (clocks - before).tolist(), strict=True))
+    ahead = {k: _ahead(clock, before, after) for k, clock in zip(ids.tolist(), clocks.tolist(), strict=True)}
     present = tuple(Present(names[k], int(fed.engine.sizes[k]), round(ahead[k], 1), drawn[k]) for k in here)
     absent = [name for k, name in enumerate(names) if k not in here and name not in left_out]
     left_out |= dict.fromkeys(absent, "it is not there")
     prepared = prepared._replace(missing=terms.missing)
     return Agreement(terms.digest, present, prepared.as_dict(), fed.ledger.as_dict(), left_out, terms.scaling)
+
+
+def _ahead(clock: float, before: float, after: float) -> float:
+    """By how much a clock is ahead at least, or behind (negative), that was read between two times of this machine."""
+    return min(0.0, clock - before) or max(0.0, clock - after)
 
 
 def _collect(engine: RemoteEngine, names: Sequence[str], left_out: dict[str, str]) -> None:
