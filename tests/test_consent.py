@@ -299,7 +299,7 @@ def test_a_stored_model_that_is_sound_or_nested_or_lacks_parameters(tmp_path: Pa
 
 # where a name that is not written in the source is imported: the two resolvers, and tables of the source itself
 RESOLVERS = {"consent.py", "federation/naming.py", "federation/remote/codec.py"}
-REGISTRIES = {"methods/__init__.py", "methods/registry.py", "problems/catalogue/registry.py"}
+REGISTRIES = {"methods/__init__.py", "methods/registry.py", "problems/catalogue/registry.py", "plugins.py"}
 TABLES = {"__init__.py", "engines/flower/__init__.py", "cli/engines.py"} | REGISTRIES
 BY_CONSTANT = {"experiment/loggers.py": "_package", "problems/files/reading.py": "extra"}
 IMPORTERS = {"import_module", "__import__", "exec", "eval", "run_module", "run_path", "spec_from_file_location"}

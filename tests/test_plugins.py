@@ -308,6 +308,6 @@ def test_no_own_name_is_the_name_of_code() -> None:
 def test_a_problem_without_a_context_and_a_name_that_is_not_there_are_explained(
     coterie: Command, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text("def load(*, rows: int = 3):\n    return None\n")
-    assert "must be the Context" in coterie("run", "--problem", "own.py:load", "--method", "fedavg").err
-    assert "own has no 'nope'. It defines load." in coterie("run", "--problem", "own.py:nope").err
+    (tmp_path / "unusual.py").write_text("def load(*, rows: int = 3):\n    return None\n")
+    assert "must be the Context" in coterie("run", "--problem", "unusual.py:load", "--method", "fedavg").err
+    assert "unusual has no 'nope'. It defines load." in coterie("run", "--problem", "unusual.py:nope").err

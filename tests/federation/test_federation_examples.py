@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 MODULES = (
-    *(f"federation.{name}" for name in ("api", "local", "shards", "work")),
+    *(f"federation.{name}" for name in ("verbs", "local", "shards", "work")),
     *(f"federation.stages.{name}" for name in ("attacks", "compression", "faults", "privacy")),
     "methods.shared.forfeiting",
 )

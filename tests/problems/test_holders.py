@@ -1,5 +1,6 @@
 """Skewed partitions, and problems whose clients are real holders: LEAF's users, the hospitals of FLamby."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,10 @@ from coterie.problems.catalogue.mixture import mixture
 from coterie.problems.catalogue.noisy_clients import noisy_clients
 from coterie.problems.catalogue.sketch import sketch
 from coterie.problems.catalogue.submodels import submodels
-from coterie.problems.data import heart
+from coterie.problems.data import heart, sets
 from coterie.problems.data.leaf import LETTERS
 from coterie.problems.data.partition import apportioned, partition, thinned
+from coterie.problems.files.example import write_example
 
 LABELS = torch.arange(1000) % 10
 DRAW = Draw.of(0)
@@ -262,3 +264,52 @@ def test_damaged_hospitals(hospitals: Path, text: str, complaint: str) -> None:
     (hospitals / "processed.va.data").write_text(text)
     with pytest.raises(UsageError, match=complaint):
         heart_disease(Context(0))
+
+
+def cells(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_an_example_for_advise_has_one_hospital_as_target(hospitals: Path, tmp_path: Path) -> None:
+    done = write_example(tmp_path / "mine", "heart", centre="hungarian")
+    assert done.label == "disease"
+    assert done.others == ("cleveland.csv", "switzerland.csv", "va.csv")
+    found = heart.heart_disease_hospitals()
+    assert len(cells(tmp_path / "mine" / "mine.csv")) == len(found[1].train.y)
+    tested = cells(tmp_path / "mine" / "test.csv")
+    assert [row["disease"] == "yes" for row in tested] == found[1].test.y.bool().tolist()
+    assert {row["resting_ecg"] for row in tested} <= {"normal", "ST-T abnormality", "hypertrophy"}
+    assert [len(cells(tmp_path / "mine" / "sites" / f"{h.name}.csv")) for h in (found[0], *found[2:])] == [12, 25, 32]
+    with pytest.raises(UsageError, match=r"unknown centre 'zurich'"):
+        write_example(tmp_path / "other", "heart", centre="zurich")
+
+
+def test_an_example_without_the_data_says_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
+    monkeypatch.setattr(sets, "user_cache_path", lambda name: tmp_path / name)
+    with pytest.raises(UsageError, match=r"coterie data get heart-disease"):
+        write_example(tmp_path / "mine", "heart")
+    assert not (tmp_path / "mine").exists()
+
+
+REAL = {  # healthy and sick among FLamby's training and test rows
+    "cleveland": ((108, 91), (56, 48)),
+    "hungarian": ((107, 65), (56, 33)),
+    "switzerland": ((0, 30), (1, 15)),
+    "va": ((19, 66), (10, 35)),
+}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("centre", REAL)
+def test_the_rows_of_the_published_hospitals(centre: str, tmp_path: Path) -> None:
+    if sets.complete(sets.known("heart-disease")) is None:
+        pytest.skip(f"heart-disease is not in {' or '.join(map(str, sets.places()))}")
+    write_example(tmp_path, "heart", centre=centre)
+    for name, counts in zip(("mine.csv", "test.csv"), REAL[centre], strict=True):
+        sick = [row["disease"] for row in cells(tmp_path / name)]
+        assert (sick.count("no"), sick.count("yes")) == counts
+    for other in REAL.keys() - {centre}:
+        sick = [row["disease"] for row in cells(tmp_path / "sites" / f"{other}.csv")]
+        assert (sick.count("no"), sick.count("yes")) == REAL[other][0]

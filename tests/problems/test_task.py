@@ -55,7 +55,8 @@ def test_an_unknown_loss_names_the_nearest():
 
 @pytest.mark.parametrize("block", [1, 3, 10, 4096])
 def test_full_oracles_are_means_over_all_rows(block):
-    task = replace(task_of(l2=0.1), block=block).to(dtype=WIDE, device="cpu")
+    narrow = task_of(l2=0.1)
+    task = replace(narrow, block=block, model=narrow.model.to(dtype=WIDE, device="cpu"))
     rows = pack([(X.double(), Y)]).client(0)
     theta, v = Draw.of(1).normal(15, dtype=WIDE), Draw.of(2).normal(15, dtype=WIDE)
     torch.testing.assert_close(task.full_loss(theta, rows), task.loss(theta, rows.all()))

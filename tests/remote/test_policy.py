@@ -191,7 +191,7 @@ def test_the_default_settings_of_every_method_are_admitted(entry: Any) -> None:
 HARMLESS = {
     *("step", "penalty", "level", "kept", "data", "error_feedback", "scalar", "rule", "scaled", "extra"),
     *("decode_step", "resource", "decay", "sketch", "sketch_seed", "accuracy", "inner_step", "series"),
-    *("lipschitz", "told", "distil_step", "change"),
+    *("lipschitz", "labelled", "distil_step", "change"),
 }
 """Settings that neither bound cost nor say how many rows a result is from."""
 

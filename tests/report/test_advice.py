@@ -28,7 +28,8 @@ def partner(name: str, verdict: str, gain: float) -> dict[str, Any]:
 
 def made(**data: Any) -> dict[str, Any]:
     """An advice as advice.json holds it."""
-    about = {"target": "mine.csv", "label": "price", "classes": [], "model": "logistic"}
+    kind = "classification" if data.get("classes") else "regression"
+    about = {"target": "mine.csv", "label": "price", "kind": kind, "classes": [], "model": "logistic"}
     scores = scores_for(2 if data.get("classes") else None)
     measures = [{**one.measure.as_dict(), "explained": EXPLAINED[one.name]} for one in scores]
     values = {one.name: 0.25 for one in scores}

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from coterie import machine
 from coterie.advise import strategies, verdicts
-from coterie.advise.agreement import LEVEL
+from coterie.advise.agreement import LEVEL, targets
 from coterie.advise.contributions import Contributions, contributions
 from coterie.advise.mixtures import PARTNER_ROWS, TARGET_ROWS, Arms, Connect, Mixtures
 from coterie.advise.page import VERSION
-from coterie.advise.scores import EXPLAINED, Score, chosen, scarce, scores_for
+from coterie.advise.scores import EXPLAINED, Score, chosen, few_events, scarce, scores_for
 from coterie.advise.sentences import headline
 from coterie.advise.splits import Splits
 from coterie.advise.strategies import Chosen, Trial
@@ -167,14 +167,15 @@ def advise_on(
     connect = None if network is None else partial(_connected, config, network)
     classes = len(data.preparation.classes) or None
     labels = data.rows(data.span(0, 0, data.target_rows)).all().labels.numpy()
-    score = chosen(measure, labels, classes)
+    event = data.preparation.form.event
+    score = chosen(measure, labels, classes, times=event is not None)
     if folder is not None:
         prepare(folder, force=force)
         write_atomically(folder / "config.toml", config.as_toml().encode())
         say = _logged(folder / PROGRESS, say)
     K, n = len(data.partners), data.target_rows
     say(f"{K} partners with {sum(h.rows for h in data.holders[:-1]):,} rows; {n:,} rows of your own")
-    warnings = scarce(labels, data.preparation.classes) if classes else []
+    warnings = scarce(labels, data.preparation.classes) if classes else few_events(labels, event) if event else []
     for warning in warnings:
         say(f"warning: {warning}")
     found = _find_out(data, config, effort, score, labels, values, folder, say, connect)
@@ -223,7 +224,8 @@ def _find_out(
         float(lost.mean()),
     )
     classes = len(data.preparation.classes) or None
-    trees = boosted(mixtures.own.inputs, mixtures.own.labels, splits, classes, config.run.seed)
+    truth = mixtures.own.labels if classes else targets(mixtures.task, mixtures.own)[:, 0]
+    trees = boosted(mixtures.own.inputs, truth, splits, classes, config.run.seed)
     contributed = None
     if values is not None:
         contributed = contributions(data, values, draw.phase("contributions"), l2=trial.alone_l2, say=say)
@@ -469,7 +471,8 @@ def _advice(data: PreparedFiles, config: Config, effort: Effort, found: Found, w
     delivered = against["delivered"]
     worth = worth_it(trial.final.name, delivered, score)
     lost = trial.losses
-    scores = scores_for(len(data.preparation.classes) or None)
+    form = data.preparation.form
+    scores = scores_for(len(data.preparation.classes) or None, times=form.event is not None)
     table = {name: _values(scores, predicted, found.labels) for name, predicted in trial.predictions.items()}
     training, screening = found.training.total, found.screening.total
     advice: dict[str, Any] = {
@@ -477,8 +480,8 @@ def _advice(data: PreparedFiles, config: Config, effort: Effort, found: Found, w
         "data": {
             "clients": config.problem.get("clients", ""),
             "target": data.holders[-1].name,
-            "label": data.preparation.form.label,
-            "kind": data.preparation.form.kind,
+            "label": form.label,
+            "kind": "survival" if form.event else form.kind,
             "classes": list(data.preparation.classes),
             "target_rows": data.target_rows,
             "partner_rows": sum(holder.rows for holder in data.holders[:-1]),

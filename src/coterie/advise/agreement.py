@@ -23,6 +23,7 @@ from coterie.federation import RESULT, Batch, Shard, Static, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 from coterie.problems.tasks.supervised import Supervised
+from coterie.problems.tasks.survival import hazard, surprise
 
 SAME = 1e-9  # slopes and spreads below this are rounding
 LEVEL = 0.05
@@ -80,7 +81,12 @@ def label_slopes(shard: Shard, shared: Tree, private: Tree, static: Static, draw
 
 
 def targets(task: Supervised, batch: Batch) -> Tensor:
-    """The labels as the predictions should be: probabilities of classes, or the numbers, [n, outputs]."""
+    """The labels as the predictions should be: probabilities of classes, or the numbers, [n, outputs].
+
+    Of times with events, how much earlier than expected the event happened.
+    """
+    if task.loss_by_row is hazard:
+        return surprise(batch.labels)[:, None].to(batch.inputs.dtype)
     if task.classes is None:
         return batch.labels.reshape(len(batch.labels), -1).to(batch.inputs.dtype)
     return torch.nn.functional.one_hot(batch.labels.long(), task.classes).to(batch.inputs.dtype)

@@ -71,6 +71,8 @@ def write(folder: Path, out: Path | None = None) -> Path:
 
 def model_text(data: dict[str, Any]) -> str:
     """The model in words."""
+    if data["kind"] == "survival" and data["model"] == "logistic":
+        return "proportional hazards"
     words = MODELS.get(data["model"])
     return str(data["model"]) if words is None else words[0 if data["classes"] else 1]
 

@@ -1,7 +1,8 @@
 """Measures people decide by, each with what one row adds to it, so that differences have standard errors.
 
 A measure of n rows is (to first order) the mean of one number per row, its influence: the row's own error for means,
-the placements of DeLong, DeLong and Clarke-Pearson (1988) for the area under the ROC curve. Two models judged on the
+the placements of DeLong, DeLong and Clarke-Pearson (1988) for the area under the ROC curve, and the projection of
+Harrell's C-index as a ratio of two U-statistics for times with events. Two models judged on the
 same rows are compared by the differences of these numbers.
 """
 
@@ -9,10 +10,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.stats import rankdata
 
 from coterie.errors import UsageError, unknown
 from coterie.measures import Measure
+from coterie.problems.tasks.survival import hazard
 
 Values = Callable[[np.ndarray, np.ndarray], np.ndarray]
 SCARCE = 10  # rows of a class; with fewer, ranks within the class tell little
@@ -121,6 +124,48 @@ def _of(measure: Measure, influences: Values) -> Score:
     return Score(measure, influences, lambda p, y: float(influences(p, y).mean()))
 
 
+def concordance(risks: np.ndarray, times: np.ndarray, events: np.ndarray) -> tuple[float, np.ndarray]:
+    """Harrell's C-index, and the influences of rows (of a ratio of two U-statistics).
+
+    A pair counts if the event of one happened while the other was still at risk; it is right if that one has the higher
+    risk, and half right if the risks are equal. 0.5 where no pair counts.
+
+    Args:
+        risks: the higher, the earlier the event should be, [n].
+        times: of the event or of censoring, [n].
+        events: whether the event happened, [n].
+
+    Example:
+        >>> import numpy as np
+        >>> concordance(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]), np.array([True, True, False]))[0]
+        0.6666666666666666
+    """
+    n = len(risks)
+    right, pairs = np.zeros(n), np.zeros(n)
+    for i in range(n):
+        if not events[i]:
+            continue
+        later = (times > times[i]) | ((times == times[i]) & ~events)
+        won = later * (0.5 * (risks[i] >= risks) + 0.5 * (risks[i] > risks))
+        right += won
+        pairs += later
+        right[i] += won.sum()
+        pairs[i] += later.sum()
+    total = pairs.sum() / 2.0
+    if not total:
+        return 0.5, np.full(n, 0.5)
+    value = float(right.sum() / 2.0 / total)
+    return value, value + n * (right - value * pairs) / total
+
+
+def _concordances(p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return concordance(p.reshape(len(y), -1)[:, 0], np.abs(y), y > 0)[1]
+
+
+def _deviance(p: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return hazard(torch.from_numpy(p.reshape(len(y), -1)[:, :1]), torch.from_numpy(y)).numpy()
+
+
 CLASSES = (
     _of(Measure("auc", "AUC", "higher"), _area_influences),
     Score(Measure("average_precision", "average precision", "higher"), None, _average_precision),
@@ -135,6 +180,10 @@ NUMBERS = (
     _of(Measure("mae", "mean absolute error, in standard deviations of the label"), _absolute),
     _of(Measure("squared_error", "squared error, in standard deviations of the label"), _squared),
 )
+TIMES = (
+    _of(Measure("c_index", "C-index", "higher"), _concordances),
+    _of(Measure("deviance", "half deviance"), _deviance),
+)
 EXPLAINED = {
     "auc": "the probability that a row of the class gets a higher score than a row of another class; 0.5 is guessing",
     "average_precision": "precision averaged over recall, of the rarer class; good for rare classes",
@@ -146,36 +195,46 @@ EXPLAINED = {
     "r2": "the share of the label's variance that is predicted; 0 is predicting the mean",
     "mae": "the mean distance of predictions to the truth",
     "squared_error": "the mean squared distance of predictions to the truth",
+    "c_index": "the probability that of two rows the one with the higher risk has the event first; 0.5 is guessing",
+    "deviance": "how unlikely the times are under the predicted hazards; 0 is perfect",
 }
 
 
-def scores_for(classes: int | None) -> tuple[Score, ...]:
-    """All measures of a label with so many classes, or of a number (None)."""
-    return NUMBERS if classes is None else CLASSES
+def scores_for(classes: int | None, *, times: bool = False) -> tuple[Score, ...]:
+    """All measures of a label with so many classes, of a number (None), or of times with events."""
+    return TIMES if times else NUMBERS if classes is None else CLASSES
 
 
-def chosen(name: str, labels: np.ndarray, classes: int | None) -> Score:
+def chosen(name: str, labels: np.ndarray, classes: int | None, *, times: bool = False) -> Score:
     """The measure to decide by.
 
-    For "auto": R² of a number. AUC of two classes, or the Brier score where one has fewer than ten rows. Of more
-    classes accuracy, or balanced accuracy where a class is less than half as frequent as it would be if all were equal
-    and yet has ten rows.
+    For "auto": the C-index of times with events, R² of a number. AUC of two classes, or the Brier score where one has
+    fewer than ten rows. Of more classes accuracy, or balanced accuracy where a class is less than half as frequent as
+    it would be if all were equal and yet has ten rows.
 
     Args:
         name: a measure's name, or "auto".
         labels: the target's labels.
         classes: how many there are; None for a number.
+        times: whether labels are times with events (problems/tasks/survival.py).
     """
-    known = {score.name: score for score in scores_for(classes) if score.influences is not None}
+    known = {score.name: score for score in scores_for(classes, times=times) if score.influences is not None}
+    if times and not comparable(np.abs(labels), labels > 0):
+        raise UsageError(
+            "no two of your rows can be compared: the event happens in none of them while another is still at risk. "
+            "Give more rows, or look at the columns of problem.label and problem.event."
+        )
     if name != "auto":
         if name not in known:
-            for other in (*CLASSES, *NUMBERS):
+            for other in (*CLASSES, *NUMBERS, *TIMES):
                 if other.name == name:
-                    kind = "numbers" if classes is None else "classes"
+                    kind = "times" if times else "numbers" if classes is None else "classes"
                     why = f"is no measure of {kind}" if other.influences is not None else "has no interval"
                     raise UsageError(f"measure {name} {why}; take one of {', '.join(known)}.")
             raise unknown("measure", name, known)
         return known[name]
+    if times:
+        return known["c_index"]
     if classes is None:
         return known["r2"]
     counts = np.bincount(labels, minlength=classes)
@@ -183,6 +242,26 @@ def chosen(name: str, labels: np.ndarray, classes: int | None) -> Score:
         return known["auc" if counts.min() >= SCARCE else "brier"]
     even = counts.min() * classes >= BALANCED * len(labels)
     return known["accuracy" if even or counts.min() < SCARCE else "balanced_accuracy"]
+
+
+def comparable(times: np.ndarray, events: np.ndarray) -> bool:
+    """Whether any event happened while another row was still at risk."""
+    first = times[events].min(initial=np.inf)
+    return bool(((times > first) | ((times == first) & ~events)).any())
+
+
+def few_events(labels: np.ndarray, event: str) -> list[str]:
+    """A warning of too few events, and one of no censored row, which may be a wrong column."""
+    count, n = int((labels > 0).sum()), len(labels)
+    warnings = []
+    if count < SCARCE:
+        warnings.append(
+            f"the event {event!r} happened in only {count} of your {n} rows: what is measured on them is mostly "
+            f"chance; collect at least {SCARCE}"
+        )
+    if count == n:
+        warnings.append(f"the event {event!r} happened in all of your {n} rows: is it the right column?")
+    return warnings
 
 
 def scarce(labels: np.ndarray, names: tuple[str, ...]) -> list[str]:

@@ -160,6 +160,11 @@ def best_of(options: Sequence[Chosen], losses: Callable[[Chosen], Tensor]) -> Ch
     return options[first]
 
 
+def eligible(options: dict[str, Chosen], found: Agreement) -> list[Chosen]:
+    """What may be delivered: everybody only if the labels of all partners carry something."""
+    return [option for name, option in options.items() if name != ALL or found.carries.all()]
+
+
 def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, placebos: int, draw: Draw) -> Trial:
     """Cross-fit everything.
 
@@ -185,7 +190,7 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
         sets = {
             HELPERS: pooled(mixtures, found.agrees),
             WIDER: pooled(mixtures, found.carries & (found.value > PARTLY)),
-            ALL: pooled(mixtures, np.full(K, found.carries.any())),
+            ALL: pooled(mixtures, np.ones(K, bool)),
         }
         if torch.equal(sets[HELPERS], sets[WIDER]):
             del sets[WIDER]
@@ -221,7 +226,7 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
             best = {ALONE: best_alone[r, f]}
             judge = partial(table.inner, r=r, f=f)
             best |= {name: best_of(options, judge) for name, options in inner[r, f].items()}
-            pick = best_of(list(best.values()), judge)
+            pick = best_of(eligible(best, by_place[r, f]), judge)
             picks[pick.name] += 1
             for name in (*names, "delivered"):
                 instead = best.get(HELPERS, best[ALONE]) if name == WIDER else best[ALONE]
@@ -236,7 +241,7 @@ def trial(mixtures: Mixtures, splits: Splits, l2: float, learned: Weights, place
             by_row.setdefault(name, []).append(lost[name].double().numpy())
     honest = {name: torch.as_tensor(np.mean(values, axis=0)) for name, values in by_row.items()}
     options = {ALONE: overall} | {name: best_of(several, table.over_orders) for name, several in final.items()}
-    delivered = best_of(list(options.values()), lambda option: honest[option.name])
+    delivered = best_of(eligible(options, agreed), lambda option: honest[option.name])
     table.train([(delivered, splits.whole)])
     return Trial(
         {name: np.stack(values) for name, values in predictions.items()},

@@ -163,16 +163,23 @@ def predict(
 @data.command("example", epilog="Example: coterie data example hospital")
 def data_example(
     folder: Annotated[Path, typer.Argument(help="Where mine.csv and sites/*.csv go.")],
-    name: Annotated[str, typer.Option("--data", help="breast-cancer, digits or covtype.")] = "breast-cancer",
+    name: Annotated[str, typer.Option("--data", help="breast-cancer, digits, covtype or heart.")] = "breast-cancer",
     seed: Annotated[int, typer.Option(min=0, help="Who gets which rows.")] = 0,
     friends: Annotated[int, typer.Option(min=0, help="Partners that draw from your distribution.")] = 3,
     strangers: Annotated[int, typer.Option(min=0, help="Partners whose labels are shuffled.")] = 3,
     own: Annotated[int, typer.Option(min=1, help="Your rows.")] = 60,
+    centre: Annotated[
+        str, typer.Option(help="Of heart, the hospital that is yours: cleveland, hungarian, switzerland or va.")
+    ] = "cleveland",
 ) -> None:
     """Write an example for `coterie advise`: real tables split into sites, with known friends and strangers."""
     from coterie.problems.files.example import write_example
 
-    done = write_example(folder, name, seed=seed, friends=friends, strangers=strangers, own=own)
-    print(f"{folder}/mine.csv and {len(done.friends) + len(done.strangers)} files in {folder}/sites.")
-    print(f"Friends: {', '.join(done.friends) or 'none'}. Strangers: {', '.join(done.strangers) or 'none'}.")
+    done = write_example(folder, name, seed=seed, friends=friends, strangers=strangers, own=own, centre=centre)
+    partners = [*done.friends, *done.strangers, *done.others]
+    print(f"{folder}/mine.csv and {len(partners)} files in {folder}/sites.")
+    if done.others:
+        print(f"Partners: {', '.join(done.others)}. Test rows: {folder}/test.csv.")
+    else:
+        print(f"Friends: {', '.join(done.friends) or 'none'}. Strangers: {', '.join(done.strangers) or 'none'}.")
     print(f"Next: coterie advise --clients '{folder}/sites/*.csv' --target {folder}/mine.csv --label {done.label}")

@@ -90,6 +90,11 @@ class _Image(BaseModel):
     unit: Annotated[float, Field(gt=0.0)]
 
 
+class _Baseline(BaseModel):
+    edges: list[float]
+    rates: list[float]
+
+
 class _Stored(BaseModel):
     """What preprocess.json must hold; it may have come from anywhere."""
 
@@ -105,6 +110,8 @@ class _Stored(BaseModel):
     model: _Architecture
     dates: list[Text] = []
     missing: list[Text] = []
+    event: Text | None = None
+    baseline: _Baseline | None = None
 
 
 def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparation]:
@@ -175,7 +182,10 @@ def _same(net: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
 
 
 def predict(folder: Path, file: Path, *, best: bool = False) -> Predictions:
-    """Labels and, for classes, probabilities; for a number, its value in the label's own units."""
+    """Labels and, for classes, probabilities; for a number, its value in the label's own units.
+
+    For a time with an event, the risk: how many times the target's baseline hazard.
+    """
     net, prepared = load_model(folder, best=best)
     if not file.exists():
         raise UsageError(f"there is no file {file}.")
@@ -226,6 +236,9 @@ def values_of(prepared: Preparation, outputs: Tensor) -> Tensor:
 
 def _table(prepared: Preparation, outputs: Tensor, notes: list[str]) -> Predictions:
     label = prepared.form.label
+    if prepared.form.event is not None:
+        risks = outputs.flatten().double().exp().tolist()
+        return Predictions(["row", "risk"], [[i + 1, f"{v:.9g}"] for i, v in enumerate(risks)], notes)
     if not prepared.classes:
         values = values_of(prepared, outputs).tolist()
         return Predictions(["row", label], [[i + 1, f"{v:.9g}"] for i, v in enumerate(values)], notes)

@@ -39,7 +39,7 @@ def learn_and_predict(shard: Shard, shared: Tree, private: Tree, static: Static,
     index = index_of(shard.task, static.level)
     theta = private[index]
     if static.labelled:
-        distillation = Local(*static.distillation)
+        distillation = Local(static.distil_step, static.distil_steps, static.distil_rows, "adam")
         rows = draw.phase("public").batches(len(places), int(distillation.batch), distillation.steps)
         theta = distilled(task, theta, public[places[rows]], list(labels[rows]), soft_cross_entropy, distillation)
     theta = theta + learnt(task, theta, shard, static, draw)
@@ -81,6 +81,8 @@ def ds_fl(
     """
     local = Local(step, local_steps, batch, optimiser)
     distillation = Local(distil_step, distil_steps, distil_rows, "adam")
+    # by name, so that nodes can bound the steps and rows that they are asked for
+    distil: dict[str, Any] = {"distil_step": distil_step, "distil_steps": distil_steps, "distil_rows": distil_rows}
 
     def init(problem: SubModels, n: int) -> DSFLState:
         task, count = problem.task, min(public_rows, len(problem.task.public))
@@ -96,8 +98,8 @@ def ds_fl(
 
         def ask(level: int, group: Federation) -> Tensor:
             nonlocal memory
-            settings: dict[str, Any] = {**local._asdict(), "level": level, "labelled": s.rounds > 0}
-            settings |= {"memory": memory, "draw": draw.phase("learn"), "distillation": distillation}
+            settings: dict[str, Any] = {**local._asdict(), **distil, "level": level, "labelled": s.rounds > 0}
+            settings |= {"memory": memory, "draw": draw.phase("learn")}
             (predicted, _), memory = group.gather(learn_and_predict, (s.labels, s.places, fresh), **settings)
             return predicted
 

@@ -56,13 +56,19 @@ def prepared(name: str, patients: np.ndarray) -> Holder:
     y = (patients[:, -1] > 0).astype(np.int64)
     indicators = [patients[:, column] == level for column, levels in CATEGORIES for level in levels]
     x = torch.from_numpy(np.column_stack([patients[:, PLAIN], *indicators]).astype(np.float32))
-    even = y if all((y == label).sum() > 2 for label in np.unique(y)) and len(np.unique(y)) > 1 else None
-    _, held_out = train_test_split(
-        np.arange(len(y)), test_size=1.0 - TRAIN, train_size=TRAIN, random_state=SEED, stratify=even
-    )
-    tested = torch.zeros(len(y), dtype=torch.bool)
-    tested[torch.from_numpy(held_out)] = True
+    tested = torch.from_numpy(test_rows(y))
     mean, deviation = x[~tested].mean(0), x[~tested].std(0) + TINY
     x, labels = (x - mean) / deviation, torch.from_numpy(y)
     train, test = (Examples(x[rows], labels[rows]) for rows in (~tested, tested))
     return Holder(name, train, test)
+
+
+def test_rows(y: np.ndarray) -> np.ndarray:
+    """Which of a hospital's rows FLamby tests on, by their labels, [n]."""
+    even = y if all((y == label).sum() > 2 for label in np.unique(y)) and len(np.unique(y)) > 1 else None
+    _, held_out = train_test_split(
+        np.arange(len(y)), test_size=1.0 - TRAIN, train_size=TRAIN, random_state=SEED, stratify=even
+    )
+    tested = np.zeros(len(y), dtype=bool)
+    tested[held_out] = True
+    return tested

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.errors import RunError
+from coterie.errors import RunError, UsageError
 from coterie.federation import Federation, Ledger, LocalEngine, Rows, Shard, Stack, Static, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
 from coterie.problems.files.store import RowBuffer
 from coterie.problems.files.tables import Form, Holder, Tables
+from coterie.problems.tasks.survival import Baseline
 
 ROWS = 4_096  # at a time
 INDICATED = 0.01  # a column with more missing values than this share gets an indicator
@@ -191,6 +192,7 @@ class Preparation(NamedTuple):
     label_mean: float = 0.0
     label_deviation: float = 1.0
     missing: tuple[str, ...] = ()
+    baseline: Baseline | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -242,6 +244,8 @@ class Preparation(NamedTuple):
             "class_counts": list(self.class_counts),
             "label_mean": self.label_mean,
             "label_deviation": self.label_deviation,
+            "event": self.form.event,
+            "baseline": None if self.baseline is None else self.baseline._asdict(),
             "inputs": list(self.shape),
             "outputs": self.outputs,
         }
@@ -254,11 +258,13 @@ class Preparation(NamedTuple):
         image = data["image"]
         numbers, words = tuple(column.name for column in numeric), tuple(column.name for column in worded)
         form = Form(data["label"], data["kind"], numbers, words, dates=tuple(data.get("dates", ())))
+        form, hazard = form._replace(event=data.get("event")), data.get("baseline")
+        baseline = None if hazard is None else Baseline(tuple(hazard["edges"]), tuple(hazard["rates"]))
         if image is not None:
             form = form._replace(image=tuple(image["shape"]), unit=image["unit"])
         classes, counts = tuple(data["classes"]), tuple(data["class_counts"])
         label = (data["label_mean"], data["label_deviation"])
-        return Preparation(form, numeric, worded, classes, counts, *label, tuple(data.get("missing", ())))
+        return Preparation(form, numeric, worded, classes, counts, *label, tuple(data.get("missing", ())), baseline)
 
 
 def learnt(tables: Tables, scaling: Scaling = "common", impute: Impute = "mean") -> tuple[Preparation, Ledger]:
@@ -463,6 +469,19 @@ def model_rows(tables: Tables, prepared: Preparation, k: int) -> tuple[np.ndarra
     return np.concatenate(inputs), np.concatenate(labels)
 
 
+def baseline_of(tables: Tables) -> Baseline:
+    """The target's baseline hazard, where the label is a time."""
+    form, name = tables.form, tables.holders[-1].name
+    signed = tables.numbers[int(tables.stack.offsets[-1]) :, -1].numpy()
+    happened = ~np.signbit(signed)
+    if not happened.any():
+        raise UsageError(
+            f"{name}: the event {form.event!r} never happens, so that nothing can be learned about when it does. Give "
+            "rows in which it happened, or set problem.event to another column."
+        )
+    return Baseline.of(np.abs(signed), happened)
+
+
 def own_scaled(tables: Tables, prepared: Preparation, k: int) -> Preparation:
     """The preparation with the means and deviations of one holder's rows (−1: the target's), which do not leave it."""
     blocks = (Moments.of(batch.columns[0]) for batch in tables.stack.client(k % len(tables.holders)).blocks(ROWS))
@@ -480,7 +499,9 @@ def _model_blocks(tables: Tables, prepared: Preparation, k: int) -> Iterator[tup
             x = pictures.astype(np.float32) / np.float32(form.unit)
         else:
             x = prepared.inputs(numbers, common)
-        if form.kind == "classification":
+        if prepared.baseline is not None:
+            yield x, prepared.baseline.labels(numbers[:, -1])
+        elif form.kind == "classification":
             y = common[:, -1].astype(np.int64)
             known = y >= 0
             yield (x, y) if known.all() else (x[known], y[known])

@@ -20,7 +20,7 @@ from coterie.problems.base import Context
 from coterie.problems.files.faults import Consent, as_note, examined, together
 from coterie.problems.files.findings import Finding
 from coterie.problems.files.frames import given
-from coterie.problems.files.prepare import Impute, Preparation, Scaling, learnt, own_scaled, transformed
+from coterie.problems.files.prepare import Impute, Preparation, Scaling, baseline_of, learnt, own_scaled, transformed
 from coterie.problems.files.private import learnt_privately
 from coterie.problems.files.tables import MISSING, Holder, Options, expand, notes_on, read
 from coterie.problems.models import MODELS, FlatModel, build
@@ -178,6 +178,7 @@ def load_files(
     units: dict[str, dict[str, Positive]] | None = None,
     align_labels: bool | dict[str, str] | None = None,
     repair: bool = False,
+    event: Name | None = None,
     orders: int = 1,
 ) -> PreparedFiles:
     """Read and check the files, learn the preparation, lay out the rows, and make the model."""
@@ -190,8 +191,10 @@ def load_files(
     columns = tuple(categorical or ()), tuple(drop or ()), MISSING | frozenset(missing or ())
     private = context.statistics
     options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
-    options = options._replace(keep=tuple(keep or ()), private=private is not None)
+    options = options._replace(keep=tuple(keep or ()), private=private is not None, event=event)
     _check_private(private, scaling, impute)
+    if event is not None:
+        _check_event(event, private, {"kind": kind != "auto", "balance": balance, "loss": loss != "auto"})
     held = given(clients, target)
     if held is None:
         tables = read(*expand(clients, target), options)
@@ -205,6 +208,8 @@ def load_files(
         prepared, spent = learnt_privately(tables, private, context.seed)
         prepared = own_scaled(tables, prepared, -1) if scaling == "own" else prepared
     prepared = prepared._replace(missing=tuple(missing or ()))
+    if event is not None:
+        prepared = prepared._replace(baseline=baseline_of(tables), label_mean=0.0, label_deviation=1.0)
     if balance and not prepared.classes:
         raise UsageError("problem.balance weighs classes, and this label is a number; leave it out.")
     draw = Draw.of(context.seed).phase("files")
@@ -223,7 +228,7 @@ def load_files(
         )
     net = make(prepared.shape, prepared.outputs, context.seed)
     if row_loss is None:
-        row_loss = LOSSES["cross_entropy" if prepared.classes else "squared"]
+        row_loss = LOSSES["hazard" if event else "cross_entropy" if prepared.classes else "squared"]
     model_settings = {"name": model, "shape": list(prepared.shape), "outputs": prepared.outputs}
     return PreparedFiles(
         context,
@@ -241,6 +246,17 @@ def load_files(
         (*map(as_note, tables.findings), *([UNCOMPARED] if private else notes_on(tables))),  # those name clients' words
         tables.findings,
     )
+
+
+def _check_event(event: str, private: StatisticsPrivacy | None, others: dict[str, bool]) -> None:
+    """Refuse what does not go with a time-and-event label."""
+    if given := [f"problem.{name}" for name, is_set in others.items() if is_set]:
+        raise UsageError(
+            f"problem.event={event!r} makes the label a time to an event, which has its own kind and loss; leave out "
+            f"{' and '.join(given)}, or problem.event."
+        )
+    if private is not None:
+        raise UsageError("[privacy] does not cover the hazard of a time-and-event label; leave problem.event out.")
 
 
 def _check_private(private: StatisticsPrivacy | None, scaling: str, impute: str) -> None:
@@ -275,6 +291,7 @@ def files(
     units: dict[str, dict[str, Positive]] | None = None,
     align_labels: bool | dict[str, str] | None = None,
     repair: bool = False,
+    event: Name | None = None,
 ) -> Weighting:
     """Tables or pictures of your own: one file per client, found by a pattern, and the target's file.
 
@@ -303,6 +320,7 @@ def files(
         units: by partner's file and column, what the numbers are divided by to have the target's unit.
         align_labels: whether proposed codings of the label are used, or the coding itself; asks if not set.
         repair: accept every proposal that a data fault comes with.
+        event: column that tells whether the event happened (1, yes) at the time that label is, or the row was censored.
 
     Example:
         >>> from pathlib import Path
@@ -336,6 +354,7 @@ def files(
         units=units,
         align_labels=align_labels,
         repair=repair,
+        event=event,
     )
     return data.split(own, test)
 

@@ -34,11 +34,18 @@ WORDS = 200  # more categories in one column than this are an identifier
 UNIQUE = 0.9  # of the words of the target's file different from each other: an identifier
 UNIQUE_THERE = 0.95  # the same for a partner's file
 FEWEST_THERE = 30  # rows of a partner's file for that
+HAPPENED = {
+    **dict.fromkeys(("1", "1.0", "yes", "y", "true"), True),
+    **dict.fromkeys(("0", "0.0", "no", "n", "false"), False),
+}
 ID_NAME = re.compile(r"(?:.*[_\s.-])?(?:id|uuid|guid|index)|unnamed: ?\d+", re.IGNORECASE)
 
 
 class Form(NamedTuple):
-    """What every file holds: features in order, which of them are words, the label; or pictures of a shape."""
+    """What every file holds: features in order, which of them are words, the label; or pictures of a shape.
+
+    Where the label is a time, `event` is the column that tells whether something happened then; kind is regression.
+    """
 
     label: str
     kind: Kind
@@ -47,6 +54,7 @@ class Form(NamedTuple):
     image: tuple[int, ...] | None = None
     unit: float = 1.0
     dates: tuple[str, ...] = ()
+    event: str | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -75,6 +83,7 @@ class Options(NamedTuple):
     cache: str | None = None
     keep: tuple[str, ...] = ()
     private: bool = False
+    event: str | None = None
 
 
 @dataclass
@@ -95,9 +104,9 @@ class Holder:
 class Tables(NamedTuple):
     """All holders' rows, clients first, the target last.
 
-    numbers [N, p] (NaN where missing; the label last in regression), codes [N, q] of each holder's own words (−1 where
-    missing; the label last in classification), pictures [N, c, h, w] if there are some. `findings` are faults that were
-    dealt with.
+    numbers [N, p] (NaN where missing; the label last in regression; times have a minus where the row was censored),
+    codes [N, q] of each holder's own words (−1 where missing; the label last in classification), pictures [N, c, h, w]
+    if there are some. `findings` are faults that were dealt with.
     """
 
     form: Form
@@ -256,6 +265,14 @@ def target_form(
                 name, f"there is no column {options.label!r} to predict; {_listed(columns)}", "Set problem.label."
             )
             return None, []
+        if options.event is not None and (options.event not in columns or options.event == options.label):
+            findings.add(
+                name,
+                f"there is no column {options.event!r} beside the label that tells whether the event happened; "
+                f"{_listed(columns)}",
+                "Set problem.event.",
+            )
+            return None, []
         unknown = [c for c in (*options.categorical, *options.drop, *options.keep) if c not in columns]
         if unknown:
             strange = ", ".join(map(repr, unknown))
@@ -266,13 +283,15 @@ def target_form(
         findings.add(name, str(error), error.remedy)
         return None, []
     pictures = [c for c, values in table.items() if isinstance(values, np.ndarray) and values.ndim > 1]
-    kind = options.kind or _kind_of(table[options.label], options.missing, commas)
+    kind: Kind = (
+        "regression" if options.event else options.kind or _kind_of(table[options.label], options.missing, commas)
+    )
     if pictures:
         array = table[pictures[0]]
         assert isinstance(array, np.ndarray)
         shape = array.shape[1:] if array.ndim == 4 else (1, *array.shape[1:])
         return Form(options.label, kind, (), (), tuple(shape), 255.0 if array.dtype == np.uint8 else 1.0), []
-    inputs = [c for c in columns if c != options.label and c not in options.drop]
+    inputs = [c for c in columns if c not in (options.label, options.event) and c not in options.drop]
     if not inputs:
         findings.add(name, "there is no column beside the label to predict from")
         return None, []
@@ -319,7 +338,8 @@ def _typed(
             f"ISO dates in {_named('column', dates)}: year, month and weekday are the inputs",
             f"problem.drop={dates} leaves dates out.",
         )
-    return Form(options.label, kind, tuple(numeric), tuple(worded), dates=tuple(dates)), ids
+    form = Form(options.label, kind, tuple(numeric), tuple(worded), dates=tuple(dates), event=options.event)
+    return form, ids
 
 
 def _identifies(column: str, values: Values, is_worded: bool, missing: frozenset[str]) -> bool:
@@ -390,7 +410,7 @@ def _agrees(path: Source, name: str, form: Form, target: str, options: Options, 
     except Unreadable as error:
         findings.add(name, str(error), error.remedy)
         return False
-    wanted = (*form.features, form.label)
+    wanted = (*form.features, form.label, *([form.event] if form.event else []))
     lacking = [c for c in wanted if c not in columns]
     surplus = [c for c in columns if c not in wanted and c not in options.drop]
     if lacking:
@@ -464,6 +484,8 @@ class _Sinks:
             elif reading.with_points(block[column], self.options.missing, holder.semicolons) is not None:
                 holder.commas[column] = None
             table[:, j] = values
+            if column == form.label and form.event is not None:
+                table[:, j] = _signed(values, block[form.event], form, self.options.missing, holder.rows)
             if column == form.label and bad is None and np.isnan(values).any():
                 _missing(faults, form.label, np.isnan(values), holder.rows)
         codes = np.empty((rows, len(form.codes())), dtype=np.int32)
@@ -486,6 +508,27 @@ class _Sinks:
         self.numbers.append(table)
         self.codes.append(codes)
         holder.rows += rows
+
+
+def _signed(times: np.ndarray, events: Values, form: Form, missing: frozenset[str], before: int) -> np.ndarray:
+    """Times, with a minus where the event did not happen."""
+    if (times < 0).any():
+        row = int((times < 0).argmax())
+        raise Unreadable(
+            f"the time {form.label!r} is {times[row]:g} in row {before + row + 1:,}; times are 0 or more",
+            "Correct it, or delete the row.",
+        )
+    happened = np.empty(len(times), dtype=bool)
+    for row, word in enumerate(words(events, missing)):
+        known = None if word is None else HAPPENED.get(word.strip().lower())
+        if known is None:
+            shown = "nothing" if word is None else repr(word)
+            raise Unreadable(
+                f"the event {form.event!r} holds {shown} in row {before + row + 1:,}",
+                "Write 1 or yes where the event happened, and 0 or no where the row was censored.",
+            )
+        happened[row] = known
+    return np.where(happened, times, -times)
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -20,6 +20,7 @@ from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
 from coterie.problems.models.flat import Inputs
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
+from coterie.problems.tasks.survival import hazard
 from coterie.settings import chosen
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
@@ -36,7 +37,7 @@ def squared(outputs: Tensor, labels: Tensor) -> Tensor:
     return 0.5 * (outputs - labels).square().reshape(len(outputs), -1).sum(1)
 
 
-LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "squared": squared}
+LOSSES: dict[str, RowLoss] = {"cross_entropy": cross_entropy, "squared": squared, "hazard": hazard}
 QUICK_BYTES = 48 << 20
 
 
