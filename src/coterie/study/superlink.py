@@ -7,6 +7,7 @@ SuperNode runs whatever app the coordinator sends, so on Flower a partner trusts
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -248,6 +249,7 @@ def main() -> None:
     """Run the SuperLink on loopback and its door on the address that partners dial, until either ends."""
     from coterie.study.door import Door, server
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the SuperLink ends with this process
     study = Study.read(sys.argv[1])
     folder = study.folder / FOLDER
     (port,) = free_ports(1)
