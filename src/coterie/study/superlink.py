@@ -33,7 +33,7 @@ from coterie.study.invitation import write_private
 
 FOLDER, NAME, NODES = "superlink", "study", "nodes.json"
 VALID_DAYS = 365
-START = 60.0
+START = 300.0  # seconds that the SuperLink may take to listen
 
 
 def provision(study: Study) -> None:
