@@ -33,6 +33,7 @@ from coterie.study.invitation import write_private
 
 FOLDER, NAME, NODES = "superlink", "study", "nodes.json"
 VALID_DAYS = 365
+COMMAND = 180.0  # seconds that a command of Flower may take
 START = 300.0  # seconds that the SuperLink may take to listen
 
 
@@ -224,14 +225,17 @@ class FlowerLink:
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """The output of one of Flower's own commands."""
-        done = subprocess.run(
-            [_program("flwr"), *arguments, "--format", "json"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={**os.environ, **server_environment(self.study)},
-            cwd=self.folder,
-            timeout=180,
-        )
+        try:
+            done = subprocess.run(
+                [_program("flwr"), *arguments, "--format", "json"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env={**os.environ, **server_environment(self.study)},
+                cwd=self.folder,
+                timeout=COMMAND,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError(f"flwr {arguments[0]} took longer than {COMMAND:g} s; is the SuperLink up?") from None
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
