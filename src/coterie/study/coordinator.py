@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -289,7 +290,8 @@ def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path,
         try:
             state = follow(folder, answer, log, lambda: link.status(number))
         except BaseException:
-            link.stop(number)
+            with suppress(RunError):  # the server may be gone itself
+                link.stop(number)
             raise
         if state is not None:
             raise RunError(f"the job ended without a result ({state}). {how_to_resume(folder)}")

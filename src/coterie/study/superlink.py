@@ -7,6 +7,7 @@ SuperNode runs whatever app the coordinator sends, so on Flower a partner trusts
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +33,8 @@ from coterie.study.invitation import write_private
 
 FOLDER, NAME, NODES = "superlink", "study", "nodes.json"
 VALID_DAYS = 365
-START = 60.0
+COMMAND = 180.0  # seconds that a command of Flower may take
+START = 300.0  # seconds that the SuperLink may take to listen
 
 
 def provision(study: Study) -> None:
@@ -223,14 +225,17 @@ class FlowerLink:
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
         """The output of one of Flower's own commands."""
-        done = subprocess.run(
-            [_program("flwr"), *arguments, "--format", "json"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={**os.environ, **server_environment(self.study)},
-            cwd=self.folder,
-            timeout=180,
-        )
+        try:
+            done = subprocess.run(
+                [_program("flwr"), *arguments, "--format", "json"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env={**os.environ, **server_environment(self.study)},
+                cwd=self.folder,
+                timeout=COMMAND,
+            )
+        except subprocess.TimeoutExpired:
+            raise RunError(f"flwr {arguments[0]} took longer than {COMMAND:g} s; is the SuperLink up?") from None
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
@@ -248,6 +253,7 @@ def main() -> None:
     """Run the SuperLink on loopback and its door on the address that partners dial, until either ends."""
     from coterie.study.door import Door, server
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the SuperLink ends with this process
     study = Study.read(sys.argv[1])
     folder = study.folder / FOLDER
     (port,) = free_ports(1)

@@ -1,0 +1,159 @@
+"""A study on a real network, on loopback: each side is a process with a folder of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospitals import hospitals, rows, write
+from safetensors.torch import load_file
+
+from coterie.engines.lifetime import Lifetime, free_ports
+from coterie.experiment.config import load
+from coterie.experiment.run import run
+
+PATIENCE = 1800.0
+SAME = ("federation.clip=none", "federation.mode=sequential", "federation.chunk=1", "run.threads=1", "run.baselines=[]")
+ENGINES = [
+    pytest.param("nvflare", marks=[pytest.mark.nvflare, pytest.mark.slow]),
+    pytest.param("flower", marks=[pytest.mark.flower, pytest.mark.slow]),
+]
+
+
+class Cast:
+    """The coordinator and the partners of a test, as processes that end with it."""
+
+    def __init__(self, folder: Path, life: Lifetime) -> None:
+        self.folder, self.life = folder, life
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def environment(self, who: str) -> dict[str, str]:
+        return {**os.environ, **self.life.environment, "XDG_STATE_HOME": str(self.folder / f"state-{who}")}
+
+    def start(self, who: str, *words: str) -> None:
+        with (self.folder / f"{who}.out").open("ab") as output:
+            self.processes[who] = subprocess.Popen(
+                [sys.executable, "-m", "coterie", *words],
+                cwd=self.folder,
+                env=self.environment(who),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def do(self, who: str, *words: str, code: int | None = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "coterie", *words],
+            cwd=self.folder,
+            env=self.environment(who),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def join(self, site: str) -> None:
+        self.start(
+            site, "site", "join", "--invitation", f"study/invitations/{site}.invite", "--data", f"sites/{site}.csv"
+        )
+
+    def home(self, site: str) -> Path:
+        return self.folder / f"state-{site}" / "coterie" / "sites" / f"study-{site}"
+
+    def connected(self) -> int:
+        text = self.do("coordinator", "study", "status", "study", "--json", code=None)
+        try:
+            return sum(row["connected"] for row in json.loads(text[text.index("[") :]))
+        except ValueError:
+            return 0
+
+    def stop(self, who: str, number: signal.Signals = signal.SIGTERM) -> None:
+        process = self.processes.pop(who)
+        process.send_signal(number)
+        process.wait(60)
+
+
+def until(what: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(1.0)
+
+
+@pytest.fixture
+def cast(tmp_path: Path) -> Iterator[Cast]:
+    with Lifetime("study") as life:
+        found = Cast(tmp_path, life)
+        yield found
+        for who in list(found.processes):
+            found.stop(who)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_story(cast: Cast, tmp_path: Path, engine: str) -> None:
+    pytest.importorskip({"nvflare": "nvflare", "flower": "flwr"}[engine])
+    mine, files = hospitals(tmp_path)
+    port = str(free_ports(1)[0])
+    partners = ("--partners", ",".join(files), "--engine", engine, "--port", port)
+    cast.do("coordinator", "study", "new", "study", "--label", "sick", "--data", "mine.csv", *partners)
+    crooked = write(tmp_path / "crooked.csv", rows(4, 60), lambda r: {**r, "dose": r["dose"] * 1000})
+    said = cast.do("east", "site", "check", str(crooked), "--invitation", "study/invitations/east.invite", code=1)
+    assert "1,000 times larger" in said
+    assert "What never leaves it" in said
+    cast.start("server", "study", "serve", "study")
+    for site in files:
+        cast.join(site)
+    until(lambda: cast.connected() == len(files))
+    sets = [word for setting in SAME for word in ("--set", setting)]
+    cast.do("coordinator", "run", "--study", "study", "--rounds", "2", "--out", "out", "--share", *sets)
+    flags: dict[str, Any] = {"run.problem": "files", "run.rounds": 2, "problem.label": "sick"}
+    flags |= {"problem.clients": str(tmp_path / "sites" / "*.csv"), "problem.target": str(mine), "run.baselines": []}
+    flags |= {"federation.clip": "none", "federation.mode": "sequential", "federation.chunk": 1, "run.threads": 1}
+    run(load(None, {}, flags), tmp_path / "here", lambda name, is_baseline: None)
+    models = [load_file(tmp_path / name / "model.safetensors") for name in ("out", "here")]
+    assert all(bool(((models[0][key] - models[1][key]).abs() <= 1e-5).all()) for key in models[0])
+    assert "files/column-moments" in cast.do("east", "site", "log", "--home", str(cast.home("east")), "--json")
+    assert "coterie predict" in cast.do("east", "site", "receive", "--home", str(cast.home("east")))
+    cast.do("coordinator", "doctor", "study")
+    cast.do("east", "doctor", str(cast.home("east")))
+
+
+@pytest.mark.nvflare
+@pytest.mark.slow
+def test_a_killed_site_and_a_killed_server_come_back(cast: Cast, tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
+    _, files = hospitals(tmp_path)
+    port = str(free_ports(1)[0])
+    partners = ("--partners", ",".join(files), "--port", port)
+    cast.do("coordinator", "study", "new", "study", "--label", "sick", "--data", "mine.csv", *partners)
+    cast.start("server", "study", "serve", "study")
+    for site in files:
+        cast.join(site)
+    until(lambda: cast.connected() == len(files))
+    patient = ("--set", "federation.timeout=5.0", "--set", "federation.patience=20.0")
+    cast.start("run", "run", "--study", "study", "--rounds", "2000", "--out", "out", *patient)
+    recorded = tmp_path / "out" / "metrics.jsonl"
+    until(lambda: recorded.is_file() and len(recorded.read_text().splitlines()) > 5)
+    cast.stop("north")
+    events = tmp_path / "out" / "events.jsonl"
+    until(lambda: '"client": 1' in events.read_text())
+    cast.stop("server", signal.SIGTERM)
+    cast.stop("run", signal.SIGKILL)
+    done = len(recorded.read_text().splitlines())
+    text = (tmp_path / "out" / "config.toml").read_text()
+    (tmp_path / "out" / "config.toml").write_text(text.replace("rounds = 2000", f"rounds = {done + 5}"))
+    cast.start("server", "study", "serve", "study")
+    cast.join("north")
+    until(lambda: cast.connected() == len(files))
+    cast.do("coordinator", "resume", "out")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["outcome"] == "finished"
+    assert summary["rounds"] == done + 5
