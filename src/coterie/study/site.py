@@ -50,6 +50,9 @@ def what_leaves(terms: Terms, policy: SitePolicy) -> list[str]:
     if "train" in policy.stages:
         least = policy.node.least_batch
         lines.append(f"in training: sums of gradients or models, computed from at least {least} rows each")
+        lines.append(
+            "in an advice: losses and gradients over all your rows, and how your labels follow predictions: sums only"
+        )
     if policy.shares_memory:
         lines.append("models that your site remembers, for the coordinator's records")
     return lines
