@@ -31,7 +31,7 @@ from coterie.study.supervise import dockerfile, supervise, unit
 INVITATIONS = "invitations"
 PORTS = {"nvflare": (8002, 8003), "flower": (8000,)}
 PACKAGES = {"nvflare": "nvflare", "flower": "flwr"}
-PATIENCE = 60.0  # seconds to wait for sites in the handshake
+PATIENCE = 180.0  # seconds to wait for sites in the handshake; on Flower they start a process first
 
 
 class Link(Protocol):
