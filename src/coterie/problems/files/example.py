@@ -131,7 +131,7 @@ def _covtype(folder: Path, seed: int, rows: int = 1500, own: int = 300) -> Writt
         return ([*numbers, f"type{s + 1}", f"cover{c + 1}"] for numbers, s, c in zip(x, kind, y, strict=True))
 
     friends: list[str] = []
-    others: tuple[str, ...] = ()
+    others: list[str] = []
     for k, name in enumerate(AREAS):
         members = (area == k).nonzero()[:, 0]
         members = members[draw.client(k).permutation(len(members))]
