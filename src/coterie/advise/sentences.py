@@ -113,7 +113,7 @@ def headline(advice: dict[str, Any]) -> str:
         sentences.append(f"About {needed:,} rows of your own would probably decide it.")
     by = {verdict: [p["name"] for p in advice["partners"] if p["verdict"] == verdict] for verdict in MEANINGS}
     helping = [name for name in by["helps"] if name not in delivered["partners"]]
-    if helping:
+    if helping and delivered["strategy"] != "alone":
         sentences.append(f"{_first(named(helping, total))} would help as well.")
     if by["harms"]:
         sentences.append(f"{_first(named(by['harms'], total))} {'harms' if len(by['harms']) == 1 else 'harm'}.")

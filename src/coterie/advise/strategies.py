@@ -144,16 +144,18 @@ class _Table:
 
 
 def best_of(options: Sequence[Chosen], losses: Callable[[Chosen], Tensor]) -> Chosen:
-    """The option with the lowest mean error; learned weights and everybody only if they are better by a standard error.
+    """The option with the lowest mean error; doubtful ones only if they are better by a standard error.
 
     Learned weights have seen the rows that judge them here, so that their error comes out too low; everybody includes
-    partners of whom nothing good is known.
+    partners of whom nothing good is known. Where partners agree, their rows are of the same kind as the target's, and
+    more such rows help: training alone is doubtful then, and few held-out rows alone must not tell otherwise.
     """
     by_option = {i: losses(option) for i, option in enumerate(options)}
     ranked = sorted(by_option, key=lambda i: float(by_option[i].mean()))
     first = ranked[0]
-    if options[first].name in DOUBTFUL:
-        other = next((i for i in ranked if options[i].name not in DOUBTFUL), first)
+    doubtful = DOUBTFUL if all(option.name != HELPERS for option in options) else (*DOUBTFUL, ALONE)
+    if options[first].name in doubtful:
+        other = next((i for i in ranked if options[i].name not in doubtful), first)
         ahead = by_option[other] - by_option[first]
         if float(ahead.mean()) < float(ahead.std()) / len(ahead) ** 0.5:
             first = other
