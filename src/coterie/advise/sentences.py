@@ -132,10 +132,10 @@ def choice_text(advice: dict[str, Any]) -> list[str]:
     trials = advice["plan"]["repeats"] * advice["plan"]["folds"]
     words = STRATEGIES[delivered["strategy"]]
     return [
-        f"The model in model/ is trained {words}, chosen by the error on rows that models had not seen; partners that agree "
-        "are preferred unless something else is better by a standard error. Nested validation chose the same in "
-        f"{picked} of {trials} folds; the row “{STRATEGIES['delivered']}” judges the choosing itself, so it is what you "
-        "can expect."
+        f"The model in model/ is trained {words}, chosen by the error on rows that models had not seen; partners that "
+        "agree are preferred unless something else is better by a standard error. Nested validation chose the same in "
+        f"{picked} of {trials} folds; the row “{STRATEGIES['delivered']}” judges the choosing itself, so it is what "
+        "you can expect."
     ]
 
 
