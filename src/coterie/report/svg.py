@@ -180,12 +180,15 @@ def lines(
     y: str = "number",
     note: str = "",
     log: bool = False,
+    log_x: bool = False,
 ) -> Chart:
     """Lines. x and y are what is on the axes: round, exchanges, bytes or seconds; number or percent."""
     known = [v for line in drawn for part in (line.y, *(line.band or ())) for v in part if v is not None]
-    across = axis([v for line in drawn for v in line.x], "bytes" if x == "bytes" else "number", zero=True)
-    last = max((v for line in drawn for v in line.x), default=0.0) or across.high
-    across = across._replace(high=last, ticks=[t for t in across.ticks if t <= last * 1.001])
+    reached = [v for line in drawn for v in line.x]
+    across = axis(reached, "bytes" if x == "bytes" else "number", log=log_x, zero=True)
+    if not log_x:
+        last = max(reached, default=0.0) or across.high
+        across = across._replace(high=last, ticks=[t for t in across.ticks if t <= last * 1.001])
     up = axis(known, y, log=log and bool(known) and min(known) > 0)
 
     def place(point: tuple[float, float | None]) -> str | None:
