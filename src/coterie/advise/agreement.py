@@ -27,7 +27,7 @@ from coterie.problems.tasks.survival import hazard, surprise
 
 SAME = 1e-9  # slopes and spreads below this are rounding
 LEVEL = 0.05
-MOSTLY = 0.7  # agreement below which a partner is no friend, whatever the error
+MOSTLY = 0.6  # agreement below which a partner is no friend, whatever the error
 SHORT = 2.0  # standard errors by which the agreement of a friend may fall short of 1
 COMPATIBLE = 2.0  # standard errors within which a partner's slope may be the target's
 

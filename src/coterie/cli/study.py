@@ -150,7 +150,11 @@ def trial(
 
 
 @study.command(epilog="Example: coterie study kept hospitals north")
-def kept(folder: Folder, name: Annotated[str, typer.Argument(metavar="SITE")], json: Json = False) -> None:
+def kept(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="SITE", help="The name of the site.")],
+    json: Json = False,
+) -> None:
     """List what the coordinator keeps of a site."""
     from coterie.problems.sites.folder import Study
     from coterie.study import coordinator
@@ -161,7 +165,9 @@ def kept(folder: Folder, name: Annotated[str, typer.Argument(metavar="SITE")], j
 
 
 @site.command(epilog="Example: coterie site check theirs.csv --invitation north.invite")
-def check(data: Annotated[Path, typer.Argument()], invitation: InvitationFile, policy: Settings = None) -> None:
+def check(
+    data: Annotated[Path, typer.Argument(help="Your file.")], invitation: InvitationFile, policy: Settings = None
+) -> None:
     """Compare your file with the study, and say what will leave this site and what never does. Nothing is sent."""
     from coterie.study import site as partner
     from coterie.study.home import read_settings

@@ -134,7 +134,20 @@ def study(
         test: share of the target's rows for the test; the rest judges the weights.
 
     Example:
-        `coterie study trial hospitals --sites 'sites/*.csv'`, after `coterie study new hospitals`.
+        >>> from tempfile import TemporaryDirectory
+        >>> from coterie.engines.embedded import agreed, examined_sites
+        >>> from coterie.problems.files.example import write_example
+        >>> from coterie.problems.sites.holding import Choices
+        >>> from coterie.problems.sites.terms import terms_of
+        >>> with TemporaryDirectory() as name:
+        ...     label, mine = write_example(Path(name), own=30).label, Path(name, "mine.csv")
+        ...     made = Study(Path(name, "study"), "trial", terms_of(mine, label)[0], mine, "embedded")
+        ...     _ = made.write()
+        ...     agreement = agreed(made, examined_sites(made, f"{name}/sites/*.csv", Choices()))
+        ...     _ = agreement.write(made.folder)
+        ...     problem = study(Context(), folder=str(made.folder), agreement=agreement.digest)
+        >>> problem.clients
+        7
     """
     if not folder or not agreement:
         raise UsageError(f"{HOW}.")
