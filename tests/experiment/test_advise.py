@@ -14,7 +14,6 @@ from coterie.advise.advise import _bound_terms, _rows_needed, worth_it
 from coterie.advise.agreement import Agreement, Slope, compared, placebo_test
 from coterie.advise.contributions import contributions, most_trainings
 from coterie.advise.mixtures import Arms, Mixtures
-from coterie.advise.scores import CLASSES
 from coterie.advise.sentences import headline
 from coterie.advise.splits import Splits
 from coterie.advise.verdicts import Interval, Paired, judged, paired
@@ -169,7 +168,7 @@ def test_with_useless_partners_the_model_is_that_of_training_alone(tmp_path: Pat
     assert found.final.weights.tolist() == [0.0, 0.0, 1.0]
     gain = paired(found.row_losses["alone"] - found.row_losses["delivered"], 5)
     assert gain == Paired(Interval(0.0, 0.0, 0.0), 0.0, 0.0, 0.5)
-    assert worth_it("alone", gain, CLASSES[0]) == "no"
+    assert worth_it("alone", gain) == "no"
 
 
 def test_the_choice_for_a_fold_does_not_see_it(tmp_path: Path) -> None:
@@ -281,10 +280,9 @@ def test_worth_and_the_rows_it_would_take() -> None:
     def gained(probability: float, t: float, high: float = 1.0) -> Paired:
         return Paired(Interval(t, -1.0, high), 1.0, t, probability)
 
-    auc = CLASSES[0]
-    found = [worth_it("helpers", gained(p, 1.0), auc) for p in (0.99, 0.9, 0.6)]
+    found = [worth_it("helpers", gained(p, 1.0)) for p in (0.99, 0.9, 0.6)]
     assert found == ["yes", "probably", "not shown"]
-    assert worth_it("helpers", gained(0.01, -2.0, -0.1), auc) == "no"
+    assert worth_it("helpers", gained(0.01, -2.0, -0.1)) == "no"
     assert _rows_needed(gained(0.8, 1.0), 100) == int(np.ceil(100 * (stats.norm.ppf(0.95) + stats.norm.ppf(0.8)) ** 2))
     assert _rows_needed(gained(0.3, -1.0), 100) is None
 

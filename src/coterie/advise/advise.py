@@ -215,12 +215,12 @@ def _find_out(
     labels = labels[:n]
     lost = trial.row_losses[strategies.ALONE]
     still = verdicts.improvement(float(trial.fewer_losses.mean()), float(lost.mean()), FOLDS)
-    own = 1.0 - strategies.shares(mixtures).double().numpy()
+    own, gained = 1.0 - strategies.shares(mixtures).double().numpy(), still_to_gain(score, trial, labels)
     partners = verdicts.judged(
         [(holder.name, holder.rows) for holder in data.holders[:-1]],
         trial.agreement,
         [paired(lost - losses[k], FOLDS, still * (1.0 - own[k] ** 2)) for k in range(K)],
-        [compared(score, predicted[k], trial, labels, own[k]) for k in range(K)],
+        [compared(score, predicted[k], trial, labels, own[k], gained) for k in range(K)],
         float(lost.mean()),
     )
     classes = len(data.preparation.classes) or None
@@ -249,16 +249,24 @@ def gains(score: Score, better: np.ndarray, worse: np.ndarray, labels: np.ndarra
     return np.stack([score.gains(*pair, labels) for pair in zip(better, worse, strict=True)])
 
 
-def compared(score: Score, predicted: np.ndarray, trial: Trial, labels: np.ndarray, own: float) -> Paired:
-    """Held-out predictions [R, n, outputs] against training alone, in a measure.
-
-    Training alone will gain from the rows of the fold that is left out. A model in which the target's rows have the
-    share own gains own² of that: its error falls as 1/(n + m), which changes with n by the square of n/(n + m).
-    """
+def still_to_gain(score: Score, trial: Trial, labels: np.ndarray) -> float:
+    """How much better training alone would be, in a measure, with the rows of the fold that is left out."""
     alone = trial.predictions[strategies.ALONE]
     fewer, more = (float(np.mean([score.value(p, labels) for p in many])) for many in (trial.fewer, alone))
     sign = -1.0 if score.measure.higher else 1.0
-    less = verdicts.improvement(sign * fewer, sign * more, FOLDS) * (1.0 - own**2)
+    return verdicts.improvement(sign * fewer, sign * more, FOLDS)
+
+
+def compared(
+    score: Score, predicted: np.ndarray, trial: Trial, labels: np.ndarray, own: float, gained: float
+) -> Paired:
+    """Held-out predictions [R, n, outputs] against training alone, in a measure.
+
+    Training alone still gains from the rows of the fold that is left out. A model in which the target's rows have the
+    share own gains own² of that: its error falls as 1/(n + m), which changes with n by the square of n/(n + m).
+    """
+    alone = trial.predictions[strategies.ALONE]
+    less = gained * (1.0 - own**2)
     same = predicted is alone or np.array_equal(predicted, alone)
     return paired(gains(score, predicted, alone, labels), FOLDS, 0.0 if same else less)
 
@@ -464,12 +472,13 @@ def _advice(data: PreparedFiles, config: Config, effort: Effort, found: Found, w
         entry = {**partner.as_dict(), "weight": weight, "delivered_weight": float(trial.final.weights[k])}
         contributed = found.contributions
         partners.append(entry if contributed is None else {**entry, "contribution": contributed.values[k]})
+    gained = still_to_gain(score, trial, found.labels)
     against = {
-        name: compared(score, predicted, trial, found.labels, float(trial.own[name]))
+        name: compared(score, predicted, trial, found.labels, float(trial.own[name]), gained)
         for name, predicted in trial.predictions.items()
     }
     delivered = against["delivered"]
-    worth = worth_it(trial.final.name, delivered, score)
+    worth = worth_it(trial.final.name, delivered)
     lost = trial.losses
     form = data.preparation.form
     scores = scores_for(len(data.preparation.classes) or None, times=form.event is not None)
@@ -540,7 +549,7 @@ def _values(scores: tuple[Score, ...], predicted: np.ndarray, labels: np.ndarray
     return {each.name: float(np.mean([each.value(p, labels) for p in predicted])) for each in scores}
 
 
-def worth_it(strategy: str, gain: Paired, score: Score) -> str:
+def worth_it(strategy: str, gain: Paired) -> str:
     """yes, probably, not shown, or no: whether training together beats training alone."""
     if strategy == strategies.ALONE or gain.interval.high <= 0.0:
         return "no"
