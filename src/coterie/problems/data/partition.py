@@ -14,6 +14,31 @@ from coterie.numerics import Draw
 Labelled = tuple[Tensor, Tensor]
 
 
+def set_apart(rows: Labelled, count: int, draw: Draw) -> tuple[Labelled | None, Labelled]:
+    """Rows for choosing among models and settings, and the others: nobody trains on either.
+
+    Args:
+        rows: inputs and labels of test rows.
+        count: how many to set apart; none if 0.
+        draw: says which.
+
+    Example:
+        >>> import torch
+        >>> from coterie.numerics import Draw
+        >>> selection, test = set_apart((torch.arange(5.0), torch.arange(5)), 2, Draw.of(0))
+        >>> len(selection[1]), len(test[1]), sorted([*selection[1].tolist(), *test[1].tolist()])
+        (2, 3, [0, 1, 2, 3, 4])
+    """
+    if count == 0:
+        return None, rows
+    x, y = rows
+    if count >= len(y):
+        raise UsageError(f"there are {len(y)} test rows; problem.selection = {count} leaves none to test on. Lower it.")
+    order = draw.permutation(len(y))
+    kept, chosen = order[count:].sort().values, order[:count].sort().values
+    return (x[chosen], y[chosen]), (x[kept], y[kept])
+
+
 def iid(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
     """Shuffled, then dealt evenly."""
     each = _share(len(labels), clients, "clients")
