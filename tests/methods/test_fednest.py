@@ -332,6 +332,7 @@ def test_equal_curvatures_keep_lfednest_from_drifting_unless_step_numbers_differ
     assert distances(fednest(**taus, outer_steps=5), problem, 45)[-1] < 1e-8
 
 
+@pytest.mark.slow
 def test_sampled_clients_leave_a_noise_floor() -> None:
     """With b_i ≠ 0 the mean b over the sampled is not zero, and no correction can know it."""
     problem = minimax_quadratic(WIDE, clients=30, dimension=4, scale=1.0)

@@ -114,6 +114,7 @@ def test_best_weights_of_indistinguishable_groups_are_equal():
     torch.testing.assert_close(alone, torch.tensor([0.5, 0.5, 0, 0], dtype=torch.float64), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_expected_error_is_that_of_the_pooled_mean():
     found, w = [], simplex(7, 1)
     for seed in range(300):
