@@ -1,4 +1,4 @@
-"""Methods × seeds on one problem, at equal rounds or at equal bytes: means, ranks, and paired tests over the seeds."""
+"""Methods × seeds on one problem, at equal rounds, bytes or exchanges: means, ranks, paired tests over the seeds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,7 +145,8 @@ def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]], measure: str | Non
     """
     fine = [(case, summary) for case, summary in done if summary["outcome"] == "finished"]
     config = done[0][0].config
-    settings = {"problem": label(config.run.problem), "rounds": config.run.rounds, "budget": config.run.budget}
+    limits = {key: getattr(config.run, key) for key in ("rounds", "budget", "exchanges")}
+    settings = {"problem": label(config.run.problem), **limits}
     runs = [
         {"method": case.method, "seed": case.seed, "folder": f"runs/{case.name}"}
         | {key: summary.get(key) for key in ("outcome", "message", "rounds", "final", "communication", "seconds")}

@@ -62,6 +62,7 @@ class RunTable(_Table):
     checkpoint: Count = 1
     baselines: list[str] | None = None
     budget: Count | None = None  # bytes: the first round that reaches it is the last
+    exchanges: Count | None = None  # rounds of communication: the first round that reaches them is the last
     stop: str | None = None  # a rule of `coterie.stop` that ends the run early
     log: list[Literal["tensorboard", "mlflow", "wandb"]] | None = None
 

@@ -15,7 +15,7 @@ from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, using_threads
-from coterie.experiment.config import code_changes, platform_of
+from coterie.experiment.config import RunTable, code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.measuring import (
     all_finite,
@@ -314,8 +314,8 @@ class _Run:
         return done._replace(state=kept, guard=guard.refused())
 
     def spent(self, done: _Done) -> bool:
-        """Whether the budget of bytes, if there is one, is used up."""
-        return is_spent(self.parts.config.run.budget, done.ledger["total"])
+        """Whether a budget of bytes or of exchanges, if there is one, is used up."""
+        return is_spent(self.parts.config.run, done.ledger["total"])
 
     def complete(self, done: _Done) -> None:
         """In one assignment, so that an interruption finds a round whole or not at all."""
@@ -538,9 +538,11 @@ def guarded(parts: Parts, state: Any) -> bool:
     return able
 
 
-def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
-    """Whether what was moved, up and down, reaches a budget of bytes."""
-    return budget is not None and moved["bytes_up"] + moved["bytes_down"] >= budget
+def is_spent(run: RunTable, moved: Mapping[str, int]) -> bool:
+    """Whether what was moved, up and down, reaches run.budget, or its rounds of communication reach run.exchanges."""
+    if run.exchanges is not None and moved["rounds"] >= run.exchanges:
+        return True
+    return run.budget is not None and moved["bytes_up"] + moved["bytes_down"] >= run.budget
 
 
 def _not_finite(events: list[dict[str, Any]], phase: str) -> bool:

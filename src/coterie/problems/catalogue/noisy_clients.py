@@ -22,7 +22,7 @@ from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.load import load
-from coterie.problems.data.partition import thinned
+from coterie.problems.data.partition import set_apart, thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, NonNegative, Positive
@@ -42,6 +42,7 @@ def noisy_clients(
     clean_rows: Count | None = None,
     noisy_rows: Count | None = None,
     test: Count = 400,
+    selection: Annotated[int, Field(ge=0)] = 0,
     l2: NonNegative = 0.0,
     skew: Positive | None = None,
 ) -> Weighting:
@@ -82,6 +83,7 @@ def noisy_clients(
         rows = rest[mine.phase("rows").permutation(len(rest))[:each]]
         shards.append((scale(train.x[rows]), mine.phase("labels").integers(source.classes, each)))
 
+    chooses, tested = set_apart((scale(held_out.x), held_out.y), selection, draw.phase("selection"))
     best = torch.zeros(clients, dtype=torch.float64)
     best[: len(clean)] = torch.tensor(_class_shares(clean), dtype=torch.float64)
     return weighting(
@@ -90,7 +92,8 @@ def noisy_clients(
         FlatModel(build(model or usual_model, source.shape, source.classes, context.seed)),
         "cross_entropy",
         l2=l2,
-        test=(scale(held_out.x), held_out.y),
+        test=tested,
+        selection=chooses,
         friends=len(clean),
         **context.tensor_options,
         best_weights=best,
