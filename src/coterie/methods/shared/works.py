@@ -50,9 +50,12 @@ def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
 
 def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
     """One batch per step, drawn with replacement, or all rows every time, each step with its own dropout masks."""
-    if isinstance(size, str):
-        return repeat(rows.all(), steps) if rows.key is None else (rows.step(i).all() for i in range(steps))
-    return map(rows.take, draw.batches(rows.count, size, steps))
+    if not isinstance(size, str):
+        return map(rows.take, draw.batches(rows.count, size, steps))
+    if rows.key is not None:
+        return (rows.step(i).all() for i in range(steps))
+    rows.touch(steps - 1)
+    return repeat(rows.all(), steps)
 
 
 def own_loss(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
