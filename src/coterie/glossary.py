@@ -51,6 +51,7 @@ PROBLEM_SETTINGS = {
     "partition": "how rows are distributed over the clients",
     "ridge": "strength of the quadratic penalty that makes a level strongly convex",
     "rows": "training rows per client",
+    "selection": "test rows set apart for choosing among models and settings; they train nothing",
     "skew": "α of a Dirichlet distribution that makes the clients' sizes and classes unequal; equal if not set",
     "strength": "strength of the attack; each attack has a default",
     "test": "test rows",

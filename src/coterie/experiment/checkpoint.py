@@ -37,6 +37,7 @@ MAY_CHANGE = {
     "run.checkpoint",
     "run.baselines",
     "run.budget",
+    "run.exchanges",
     "run.log",
     "run.stop",
 } | {

@@ -99,6 +99,7 @@ def groups(
     train: Count | None = None,
     validation: Count | None = None,
     test: Count | None = None,
+    selection: Annotated[int, Field(ge=0)] = 0,
     everyone: bool = False,
     skew: Positive | None = None,
     attack: AttackOption = "none",
@@ -139,7 +140,9 @@ def groups(
 
     aside = home.part(VALIDATION_SHARE, draw.phase("validation part")) if everyone else home
     valid = aside.sample(draw.phase("validation"), plan.shares(target), validation or plan.validation)
-    tested = rows(away, target, test or plan.test, draw.phase("test"))
+    tests = away.sample(draw.phase("test"), plan.shares(target), test or plan.test)
+    tested = view(away.examples, tests, target)
+    chooses = rows(away.without(tests), target, selection, draw.phase("selection")) if selection else None
     home = home.without(torch.cat(aside.rows) if everyone else valid)
     nodes = [*range(clients)] if target == "minority" else [*range(few, clients), *range(few)]  # its group comes first
     kinds: list[Group] = ["minority" if node < few else "majority" for node in nodes]
@@ -159,6 +162,7 @@ def groups(
         FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
         "cross_entropy",
         test=tested,
+        selection=chooses,
         friends=few if target == "minority" else clients - few,
         **context.tensor_options,
         **own,

@@ -18,7 +18,7 @@ from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.load import load
-from coterie.problems.data.partition import thinned
+from coterie.problems.data.partition import set_apart, thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive
@@ -35,6 +35,7 @@ def noisy_clients(
     per_class: Count = 20,
     noisy_rows: Count | None = None,
     test: Count = 400,
+    selection: Annotated[int, Field(ge=0)] = 0,
     skew: Positive | None = None,
 ) -> Weighting:
     """Three clean clients that split the classes; all others have random labels.
@@ -69,6 +70,7 @@ def noisy_clients(
         rows = rest[mine.phase("rows").permutation(len(rest))[:each]]
         shards.append((scale(train.x[rows]), mine.phase("labels").integers(source.classes, each)))
 
+    chooses, tested = set_apart((scale(held_out.x), held_out.y), selection, draw.phase("selection"))
     best = torch.zeros(clients, dtype=torch.float64)
     best[: len(CLEAN)] = torch.tensor([len(classes) / source.classes for classes in CLEAN], dtype=torch.float64)
     return weighting(
@@ -76,7 +78,8 @@ def noisy_clients(
         (scale(train.x[valid]), train.y[valid]),
         FlatModel(build(model or usual_model, source.shape, source.classes, context.seed)),
         "cross_entropy",
-        test=(scale(held_out.x), held_out.y),
+        test=tested,
+        selection=chooses,
         friends=len(CLEAN),
         **context.tensor_options,
         best_weights=best,
