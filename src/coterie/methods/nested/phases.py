@@ -211,9 +211,7 @@ def with_series(
     return means
 
 
-def alternating(
-    name: str, inner: Phase, outer: Phase, inner_rounds: int, *paces: Pace, redraw: bool = False
-) -> Method:
+def alternating(name: str, inner: Phase, outer: Phase, inner_rounds: int, *paces: Pace, redraw: bool = False) -> Method:
     """Alg. 1: T times y ← inner(x, y), then x ← outer(x, y), with the clients of the round or each with its own."""
 
     def init(problem: NestedProblem, n: int) -> NestedState:
