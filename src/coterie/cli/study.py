@@ -246,7 +246,7 @@ def kept(
 def check(
     data: Annotated[Path, typer.Argument(help="Your file.")], invitation: InvitationFile, policy: Settings = None
 ) -> None:
-    """Compare your file with the study, and say what will leave this site and what never does. Nothing is sent."""
+    """Compare your file with the study, and report what will leave this site and what never does. Nothing is sent."""
     from coterie.study import site as partner
     from coterie.study.home import read_settings
     from coterie.study.invitation import Invitation
@@ -261,6 +261,7 @@ def check(
     faults = [f"{fault.what}\n    {fault.remedy}" for fault in checked.found.faults]
     _print("Faults, which only you are told", [*faults, *([checked.refusal] if checked.refusal else [])])
     found.check_date()
+    found.check_version()
     if not checked.fits:
         raise typer.Exit(1)
     print(f"\n{data.name}: {checked.found.rows} rows fit the study.")
