@@ -236,6 +236,7 @@ def test_a_fresh_sketch_each_round_leaves_the_first_p_dimensions():
     assert torch.linalg.matrix_rank(moves) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SKETCHES)
 def test_error_feedback_of_the_redrawn_sketch_loses_nothing(kind):
     """What clients sent and what they still hold back is what they learnt: θ − θ₀ = Σ v − mean e."""

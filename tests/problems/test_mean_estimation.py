@@ -49,6 +49,19 @@ def test_each_group_has_its_own_mean_and_unit_variance(full):
     assert float(full.target.valid.all().inputs.mean(0).abs().max()) < 5 / 1000**0.5
 
 
+def test_the_authors_geometry():
+    """‖mean of the near clients‖ = μ, and e alternates: orthogonal to that mean and to the start."""
+    problem = mean_estimation(WIDE, shift=0.1, distance=2.0, near=2, far=1, samples=10, geometry="authors")
+    _, near, far = problem.exact.means
+    torch.testing.assert_close(near, torch.full((10,), 0.1 / 10**0.5, dtype=torch.float64))
+    assert float(near.norm()) == pytest.approx(0.1)
+    assert float(far.norm()) == pytest.approx(2.0)
+    assert float(far @ near) == pytest.approx(0.0, abs=1e-15)
+    assert float(far @ problem.start) == pytest.approx(0.0, abs=1e-15)
+    text = mean_estimation(WIDE, shift=0.1, distance=2.0, near=2, far=1, samples=10)
+    assert torch.equal(text.train.columns[0][:5], problem.train.columns[0][:5])  # only the means differ
+
+
 def test_the_target_is_client_0_with_validation_rows_of_its_own():
     problem = mean_estimation(WIDE, **SMALL)
     assert torch.equal(problem.target.train.all().inputs, problem.train.client(0).all().inputs)
@@ -114,6 +127,7 @@ def test_best_weights_of_indistinguishable_groups_are_equal():
     torch.testing.assert_close(alone, torch.tensor([0.5, 0.5, 0, 0], dtype=torch.float64), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_expected_error_is_that_of_the_pooled_mean():
     found, w = [], simplex(7, 1)
     for seed in range(300):

@@ -33,7 +33,7 @@ def test_an_invitation_survives_its_file_and_only_its_owner_can_read_it(tmp_path
 def test_an_expired_invitation_is_refused_with_the_remedy(tmp_path: Path) -> None:
     found = invitation(tmp_path, days=1.0)
     found.check_date()
-    with pytest.raises(UsageError, match="coterie study invite demo north"):
+    with pytest.raises(UsageError, match="coterie study invite demo --partners north"):
         found.check_date(found.expires + timedelta(seconds=1))
 
 

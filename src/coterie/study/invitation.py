@@ -107,7 +107,7 @@ class Invitation:
         if (now or datetime.now(UTC)) > self.expires:
             raise UsageError(
                 f"the invitation of {self.site} to {self.study} expired on {self.expires:%Y-%m-%d %H:%M} UTC; ask the "
-                f"coordinator for another one: coterie study invite {self.study} {self.site}."
+                f"coordinator for another one: coterie study invite {self.study} --partners {self.site}."
             )
 
 

@@ -5,13 +5,37 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
 from coterie.errors import UsageError, unknown
 from coterie.numerics import Draw
 
 Labelled = tuple[Tensor, Tensor]
+
+
+def set_apart(rows: Labelled, count: int, draw: Draw) -> tuple[Labelled | None, Labelled]:
+    """Rows for choosing among models and settings, and the others: nobody trains on either.
+
+    Args:
+        rows: inputs and labels of test rows.
+        count: how many to set apart; none if 0.
+        draw: says which.
+
+    Example:
+        >>> import torch
+        >>> from coterie.numerics import Draw
+        >>> selection, test = set_apart((torch.arange(5.0), torch.arange(5)), 2, Draw.of(0))
+        >>> len(selection[1]), len(test[1]), sorted([*selection[1].tolist(), *test[1].tolist()])
+        (2, 3, [0, 1, 2, 3, 4])
+    """
+    if count == 0:
+        return None, rows
+    x, y = rows
+    if count >= len(y):
+        raise UsageError(f"there are {len(y)} test rows; problem.selection = {count} leaves none to test on. Lower it.")
+    order = draw.permutation(len(y))
+    kept, chosen = order[count:].sort().values, order[:count].sort().values
+    return (x[chosen], y[chosen]), (x[kept], y[kept])
 
 
 def iid(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
@@ -132,6 +156,8 @@ def thinned(shards: list[Labelled], alpha: float | None, draw: Draw) -> list[Lab
 
 def _proportions(draws: int, clients: int, alpha: float, draw: Draw) -> Tensor:
     """Rows of Dirichlet(α, …, α), [draws, clients]: Gamma variates by the inverse of their distribution function."""
+    from scipy.special import gammaincinv  # takes a fifth of a second, and few partitions need it
+
     uniform = draw.uniform(draws, clients, dtype=torch.float64).clamp(min=1e-300)
     gamma = torch.from_numpy(np.asarray(gammaincinv(alpha, uniform.numpy())))
     largest = torch.nn.functional.one_hot(uniform.argmax(1), clients)  # where all are too small to be told from 0

@@ -27,7 +27,15 @@ from coterie.problems.files import reading
 from coterie.problems.files.faults import Consent, examined_alone
 from coterie.problems.files.findings import Findings
 from coterie.problems.files.prepare import Preparation, dictionaries, model_rows, own_scaled
-from coterie.problems.files.problem import balanced, name_of_loss, named_loss, network
+from coterie.problems.files.problem import (
+    balanced,
+    check_parts,
+    check_shares,
+    in_parts,
+    name_of_loss,
+    named_loss,
+    network,
+)
 from coterie.problems.files.reading import Unreadable
 from coterie.problems.files.tables import Tables, read_alone
 from coterie.problems.models import FlatModel
@@ -114,6 +122,7 @@ ABOUT = {
     "policy": "the policy of the site does not admit it",
     "version": "it has another version of coterie",
     "study": "it was invited to another study, or under other terms",
+    "invitation": "it joined with an invitation that another one has replaced; join with the newest one",
 }
 REMEDIES = {
     "columns": "Rename or add the columns in a copy of the file; the study's are listed by `coterie site check`.",
@@ -285,6 +294,9 @@ class Plan(NamedTuple):
         dtype: float32 or float64.
         seed: the seed of the model's start.
         scaling: whether numbers are scaled by what was agreed, or by each site's own mean and deviation.
+        everyone: whether every site is a target, and splits its rows into those that train, validate and test.
+        own: with everyone, the share of rows that train.
+        test: with everyone, the share of rows for the test; the rest validates.
     """
 
     preparation: dict[str, Any]
@@ -295,6 +307,15 @@ class Plan(NamedTuple):
     dtype: str = "float32"
     seed: int = 0
     scaling: str = "common"
+    everyone: bool = False
+    own: float = 0.4
+    test: float = 0.2
+
+
+class PreparedNode(Node):
+    """A node over the model's inputs; where the site is a target, with rows on which it alone tests its model."""
+
+    tests: Stack | None = None
 
 
 def prepared_node(
@@ -306,7 +327,7 @@ def prepared_node(
     policy: NodePolicy,
     store: Store | None = None,
     shares_memory: bool = False,
-) -> Node:
+) -> PreparedNode:
     """The node of a site in the stage "train": the model's inputs, made of its own rows with what was agreed.
 
     Args:
@@ -329,15 +350,27 @@ def prepared_node(
         raise UsageError("no row has a class of the study")
     net = FlatModel(network(plan.model)(prepared.shape, prepared.outputs, plan.seed))
     loss = named_loss(plan.loss) or LOSSES["cross_entropy" if prepared.classes else "squared"]
+    options: dict[str, Any] = {"l2": plan.l2, "dtype": context.dtype}
     count = torch.tensor([len(labels)])
-    rows = Stack((inputs, labels), torch.zeros_like(count), count)
-    problem = weighting(rows, None, net, name_of_loss(loss, prepared), l2=plan.l2, dtype=context.dtype)
+    train: Any = Stack((inputs, labels), torch.zeros_like(count), count)
+    if plan.everyone:
+        if not all(isinstance(share, float) and 0.0 <= share < 1.0 for share in (plan.own, plan.test)):
+            raise UsageError("the shares of rows that train and test must lie between 0 and 1")
+        check_shares(plan.own, plan.test)
+        check_parts([("this site", len(labels))], plan.own, plan.test)
+        draw = Draw.of(plan.seed).phase("files")
+        parts = in_parts((inputs, labels), plan.own, plan.test, draw, client, bool(prepared.classes))
+        train, options["valid"], tests = ([part] for part in parts)
+        options["tests"] = tests if plan.test else None
+    problem = weighting(train, None, net, name_of_loss(loss, prepared), **options)
     task = problem.task
     assert isinstance(task, Supervised)
     if plan.balance:
         task = balanced(task, prepared, context)
-    engine = LocalEngine(task, problem.train, None, None, "sequential")
-    return Node(engine, (client,), Names(), store=store or Store(), policy=policy, shares_memory=shares_memory)
+    engine = LocalEngine(task, problem.train, problem.valid, None, "sequential")
+    node = PreparedNode(engine, (client,), Names(), store=store or Store(), policy=policy, shares_memory=shares_memory)
+    node.tests = problem.tests
+    return node
 
 
 def same_version(other: str) -> str | None:
