@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -140,10 +141,26 @@ def _invitation(study: Study, partner: str, days: float) -> Path:
 def serve(study: Study) -> None:
     """Run the coordinator's server until it is stopped."""
     module = network(study.engine)
+    check_certificates(study.folder / module.FOLDER, "make a new study: coterie study new")
     module.prepare_server(study)
     log = study.folder / "server.log"
     environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **module.server_environment(study)}
     supervise(module.server_command(study), environment, study.folder.resolve(), log.resolve())
+
+
+def check_certificates(folder: Path, remedy: str) -> None:
+    """Refuse certificates that have expired, before anybody is dialled: engines try them again and again.
+
+    Args:
+        folder: below it are the certificates; of several with the same name, the newest counts.
+        remedy: what to do about it.
+    """
+    from coterie.study.doctor import dates_of
+
+    for name in ("server.crt", "client.crt", "rootCA.pem"):
+        found = sorted(folder.rglob(name), key=lambda path: path.stat().st_mtime)
+        if found and dates_of(found[-1])[1] < datetime.now(UTC):
+            raise RunError(f"the certificate {name} expired on {dates_of(found[-1])[1]:%Y-%m-%d}; {remedy}.")
 
 
 def listens(study: Study, seconds: float = 2.0) -> bool:

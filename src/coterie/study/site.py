@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from coterie.errors import RunError, UsageError
 from coterie.problems.sites.holding import HOME, Examined, examine
 from coterie.problems.sites.terms import Terms
-from coterie.study.coordinator import network
+from coterie.study.coordinator import check_certificates, network
 from coterie.study.home import JOURNAL, KIT, RECEIVED, Home, SitePolicy, read_settings
 from coterie.study.invitation import Invitation
 from coterie.study.supervise import dockerfile, supervise, unit
@@ -96,6 +96,7 @@ def run(home: Home) -> None:
     """Take part until it is stopped; the site dials the coordinator, and opens no port to the network."""
     invitation = home.invitation
     module = network(invitation.engine)
+    check_certificates(home.folder / KIT, f"ask the coordinator for another invitation to {invitation.study}")
     environment = {
         HOME: str(home.folder.resolve()),
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
