@@ -39,7 +39,7 @@ def test_an_expired_certificate_is_named_on_both_sides(tmp_path: Path, monkeypat
         study, invitation, data = made(tmp_path)
     ended = datetime.now(UTC) - timedelta(days=365)
     home = site.prepare(invitation, data, None, tmp_path / "home")
-    with pytest.raises(RunError, match=f"rootCA.pem expired on {ended:%Y-%m-%d}; ask the coordinator for another inv"):
+    with pytest.raises(UsageError, match=f"rootCA.pem expired on {ended:%Y-%m-%d}; ask the coordinator for another"):
         site.run(home)
     with pytest.raises(RunError, match=r"server.crt expired on .* make a new study"):
         coordinator.serve(study)

@@ -31,8 +31,9 @@ from coterie.problems.sites.holding import receive
 from coterie.problems.sites.terms import own_tables
 from coterie.storage import write_json
 from coterie.study.advice import advise_once
+from coterie.study.delivery import is_personal, keep_own, parts_for
+from coterie.study.kept import MEMBERS, invited
 
-MEMBERS = "members.json"  # the numbers that sites drew when they joined
 TransportTo = Callable[[Sequence[str]], Transport]
 """What makes a transport to some sites, in the order of their clients."""
 
@@ -82,6 +83,7 @@ def for_sites(study: Study, stage: str, sites: Sequence[str], config: Config | N
         "version": __version__,
         "stage": stage,
         "sites": list(sites),
+        "invited": invited(study.folder),
     }
     if config is not None:
         agreement = Agreement.read(study.folder, config.problem["agreement"])
@@ -124,6 +126,8 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
         summary = experiment.resume(folder, no_observer, network=network)
     else:
         summary = experiment.run(config, folder, no_observer, force=job["force"], network=network)
+    if summary["outcome"] == "finished" and is_personal(folder):
+        keep_own(folder)
     if job["share"] and summary["outcome"] == "finished":
         summary = {**summary, "received": share(study, transport_to(names), names, folder, run_name(config))}
     return summary
@@ -160,13 +164,12 @@ def _advised(
 
 
 def share(study: Study, transport: Transport, names: Sequence[str], folder: Path, run: str) -> list[str]:
-    """Send the model of a result folder to the sites, with how rows become its inputs; those who took it."""
+    """Send the model of a result folder to the sites, with how rows become its inputs; those who took it.
+
+    Where there is one model per site, each is sent its own model and its own row of the weights.
+    """
     stored = json.loads((folder / "preprocess.json").read_text(encoding="utf-8"))
-    about = json.dumps({key: value for key, value in stored.items() if key != "clients"}).encode()
-    parts = tuple(
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for data in ((folder / "model.safetensors").read_bytes(), about)
-    )
+    parts = parts_for(folder, names)
     labels = torch.zeros(1, dtype=torch.int64 if stored["classes"] else torch.float32)
     zeros = torch.zeros(len(names), dtype=torch.int64)
     form = Stack((torch.zeros(1, *stored["inputs"]), labels), zeros, zeros + 1)

@@ -79,6 +79,22 @@ def provision(study: Study) -> None:
             write_private(folder / "sites", _node_keys(site))
 
 
+def renew(study: Study, site: str) -> None:
+    """Forget a site's key, so that `provision` makes another one; nothing is sent to the node of the old key any more.
+
+    Args:
+        study: the study.
+        site: a site that is invited again.
+    """
+    folder = study.folder / FOLDER
+    for name in (site, f"{site}.pub"):
+        (folder / "sites" / name).unlink(missing_ok=True)
+    if (folder / ABOUT).is_file():
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about["nodes"].pop(site, None)
+        write_private(folder, {ABOUT: json.dumps(about).encode()})
+
+
 def _node_keys(site: str) -> dict[str, bytes]:
     key = ec.generate_private_key(ec.SECP384R1())
     encoding, form = serialization.Encoding, serialization.PrivateFormat.OpenSSH
