@@ -102,8 +102,9 @@ def exchanges_of(config: Config) -> int:
     """Exchanges per round, counted on one round in this process."""
     parts = assemble(config.with_run(engine="local", baselines=[]))
     draw = Draw.of(config.run.seed, device=parts.fed.sizes.device).round(0)
+    before = parts.fed.ledger.total.rounds  # what preparing the rows took
     parts.method.round(parts.fed.begin(1, draw), parts.method.init(parts.problem, parts.fed.n), draw)
-    return parts.fed.ledger.total.rounds
+    return parts.fed.ledger.total.rounds - before
 
 
 def seconds_of(clients: int, cores: int | None = None) -> float:
