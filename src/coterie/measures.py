@@ -15,7 +15,7 @@ from coterie.errors import UsageError, gist
 
 Direction = Literal["lower", "higher", "neither"]
 Scale = Literal["number", "share", "log"]
-RowsOf = Literal["", "train", "validation", "test", "weights"]
+RowsOf = Literal["", "train", "validation", "selection", "test", "weights"]
 
 NAME = re.compile(r"[A-Za-z]\w{0,63}")
 LONGEST = 120  # characters of a label
@@ -36,7 +36,8 @@ class Measure:
         label: its name for people; the key with spaces if it is not given.
         better: "lower", "higher", or "neither" where no direction is.
         scale: "number", "share" (of one, shown in per cent), or "log" (a number on a logarithmic axis).
-        rows: what it is measured on: "train", "validation" or "test" rows, client "weights", or "" for something else.
+        rows: what it is measured on: "train", "validation", "selection" or "test" rows, client "weights", or ""
+            for something else.
         unit: written after the number.
         of: how to compute it, for problems of your own. `Weighting.on` calls `of(outputs, labels)` with all test rows
             (or validation rows), `Nested(…).on` calls `of(x, y, batch)` at every client and takes the mean.
@@ -129,11 +130,13 @@ STANDARD: tuple[Measure, ...] = (
     accuracy("personal_accuracy_worst", "worst personal accuracy", "test"),
     accuracy("test_accuracy", "test accuracy", "test"),
     accuracy("balanced_accuracy", "balanced accuracy", "test"),
+    accuracy("selection_accuracy", "accuracy on selection rows", "selection"),
     accuracy("validation_accuracy", "validation accuracy", "validation"),
     Measure("objective"),
     Measure("distance_to_optimum", "distance to optimum", scale="log"),
     Measure("test_loss", rows="test"),
     Measure("personal_loss", "mean personal loss", rows="test"),
+    Measure("selection_loss", "loss on selection rows", rows="selection"),
     Measure("validation_loss", rows="validation"),
     Measure("outer_loss", "outer loss", rows="validation"),
     Measure("inner_loss", "inner loss", rows="train"),

@@ -102,6 +102,15 @@ def test_one_seed_shows_one_seed() -> None:
     assert "does not" in paired_tests({"a": dict.fromkeys(range(6), 1.0), "b": dict.fromkeys(range(6), 0.5)})["note"]
 
 
+def test_exchanges_end_a_run_with_the_round_that_reaches_them(tmp_path: Path) -> None:
+    summary = run(base(method="bilevel", rounds=50, exchanges=12), tmp_path, quiet)
+    each = summary["communication"]["rounds"] / summary["rounds"]
+    assert summary["outcome"] == "finished"
+    assert each > 1
+    assert 12 <= summary["communication"]["rounds"] < 12 + each
+    assert resume(tmp_path, quiet) == summary
+
+
 def test_a_budget_ends_a_run_with_the_round_that_reaches_it(tmp_path: Path) -> None:
     config = base(method="fedavg", rounds=50, budget=1000, record=7)
     each = run_rounds(assemble(base(method="fedavg", rounds=1)), None).summary["communication"]

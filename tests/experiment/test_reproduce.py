@@ -11,8 +11,11 @@ import pytest
 from coterie.errors import UsageError
 from coterie.experiment.config import load
 from coterie.methods.registry import method_entry
-from coterie.reproduce import STUDIES, Study, Table, markdown, study
-from coterie.reproduce.study import Column, Finished, Row, cell_text, cells, jobs, read
+from coterie.reproduce import STUDIES, Study, Table, check_stored, markdown, reproduce, study
+from coterie.reproduce.pages import cell_text
+from coterie.reproduce.reading import Finished, read
+from coterie.reproduce.running import jobs
+from coterie.reproduce.study import Budget, Column, Curve, Row, Tuning, cells
 
 Command = Callable[..., Any]
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -139,7 +142,7 @@ def test_a_run_that_cannot_go_on_is_said_with_its_reason_and_leaves_a_gap(
 ) -> None:
     common = {"run.problem": "nested-quadratic", "run.rounds": 3, "run.method": "fednest", "problem.condition": 20.0}
     rows = tuple(Row(f"l = {l}", {"method.lipschitz": l, "method.terms": 6}) for l in (0.5, 50.0))
-    table = Table("", rows, (Column("objective", {}, "final:objective"),), common, (0,))
+    table = Table("", rows, (Column("loss", {}, "final:validation_loss"),), common, (0,))
     one = Study("gap", "fednest", "A table with a gap", {"small": table, "paper": table})
     monkeypatch.setattr("coterie.reproduce.STUDIES", (one,))
     done = coterie("reproduce", "gap", "--out", tmp_path / "gap")
@@ -211,3 +214,60 @@ def test_a_new_result_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "old" not in page
     assert "| ipm | 0.928 | 0.879 ± 0.070 |" in page
     assert maker.filled(page) == page
+
+
+TUNED = Table(
+    "Two methods on the quadratic.",
+    tuple(Row(name, {"run.method": name}) for name in ("fedavg", "sgd-full")),
+    (Column("loss", {}, "final:validation_loss"), Column("exchanges", {}, "rounds", ".0f")),
+    {"run.problem": "quadratic", "run.record": 2},
+    seeds=(0, 1),
+    corner="method",
+    budget=Budget("exchanges", 6),
+    tuning=Tuning(
+        {name: ({"method.step": 0.001}, {"method.step": 0.1}) for name in ("fedavg", "sgd-full")},
+        {"run.seed": 9},
+        read="final:validation_loss",
+        higher=False,
+    ),
+    curves=(Curve("validation_loss", "exchanges"),),
+)
+STUDY = Study("tuned", "fednest", "a study for this test", {"small": TUNED})
+
+
+def test_every_run_spends_the_budget_with_the_settings_that_its_grid_chose(tmp_path: Path) -> None:
+    result = reproduce(STUDY, TUNED, "small", tmp_path, at_once=1)
+    assert result["chosen"] == {name: {"method.step": 0.1} for name in ("fedavg", "sgd-full")}
+    assert [row["cells"][1]["values"] for row in result["rows"]] == [[6.0, 6.0]] * 2
+    assert result["budget"] == "6 rounds of communication"
+    assert len(list((tmp_path / "trials").glob("*/summary.json"))) == 4
+    assert {"torch", "processor"} <= result["platform"].keys()
+    line = result["curves"][0]["lines"][0]
+    assert line["x"] == [0.0, 2.0, 4.0, 6.0]
+    assert line["least"][-1] <= line["y"][-1] <= line["most"][-1]
+    assert (tmp_path / "tuned-small-validation_loss-exchanges-loss.svg").is_file()
+    assert "Everybody spends 6 rounds of communication. Grids of 2 settings per method" in markdown(result)
+    assert "missing" not in result
+    again = reproduce(STUDY, TUNED, "small", tmp_path, dry=True)
+    assert {**again, "date": ""} == {**result, "date": ""}
+    assert [run.agrees(1e-9) for run in check_stored(STUDY, result, tmp_path, at_once=1)] == [True, True]
+
+
+def test_what_has_not_been_run_is_counted(tmp_path: Path) -> None:
+    nothing = reproduce(STUDY, TUNED, "small", tmp_path, dry=True)
+    assert len(nothing["missing"]) == nothing["runs"] == 4
+    assert "4 of 4 runs have not been made" in markdown(nothing)
+
+
+def test_grids_of_unequal_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="equal size"):
+        Tuning({"a": ({}, {}), "b": ({},)}, {})
+
+
+def test_data_that_are_missing_are_named_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path / "none"))
+    monkeypatch.setattr("coterie.problems.data.sets.user_cache_path", lambda name: tmp_path / "cache")
+    chosen = study("weighted-nodes-table3-cifar10")
+    with pytest.raises(UsageError, match=r"data set cifar10 was not found.*coterie data get cifar10"):
+        reproduce(chosen, chosen.at("paper"), "paper", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
+from coterie.problems.base import View
 from coterie.problems.catalogue.groups import PLANS, groups
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.data import sets
@@ -270,3 +271,23 @@ def test_the_papers_sizes_on_the_published_data(data: Any) -> None:
     assert frequencies(held_out(problem).labels, data) == pytest.approx(plan.minority, abs=0.03)
     assert len(validation(problem).labels) == plan.validation
     assert len(held_out(problem).labels) == plan.test
+
+
+def test_the_penalty_makes_a_linear_model_strongly_convex() -> None:
+    plain, ridged = (groups(Context(0), clients=3, train=20, model="logistic", l2=l2) for l2 in (0.0, 0.3))
+    v = torch.ones_like(plain.start)
+    products = [p.task.full_hvp(p.start, v, p.train.client(0)) for p in (plain, ridged)]
+    torch.testing.assert_close(products[1] - products[0], 0.3 * v, atol=1e-5, rtol=1e-4)
+
+
+def test_selection_rows_are_neither_training_nor_validation_nor_test_rows() -> None:
+    plain, problem = groups(SEED, clients=3), groups(SEED, clients=3, selection=40)
+    assert problem.selection is not None
+    assert plain.selection is None
+    chosen = {tuple(row.flatten().tolist()) for row in problem.selection.all().columns[0]}
+    others = [shard(problem, k) for k in range(3)] + [validation(problem), held_out(problem)]
+    assert len(problem.selection.all().columns[-1]) == 40
+    assert not any(tuple(row.flatten().tolist()) in chosen for part in others for row in part.columns[0])
+    assert held_out(plain).columns[0].equal(held_out(problem).columns[0])
+    found = problem.measure(View(problem.start))
+    assert {"selection_accuracy", "selection_loss", "test_accuracy"} <= found.keys()

@@ -21,9 +21,15 @@ def compare(
     ] = "meritfed,fedavg,local-train",
     problem: Annotated[str | None, typer.Option(help="See `coterie list problems`; or file.py:function.")] = None,
     seeds: Annotated[str, typer.Option(metavar="0,1,2", help="Each method runs once for each.")] = "0,1,2",
-    rounds: Annotated[int | None, typer.Option(help="Rounds of each run; with --budget, at most so many.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of each run; with --budget or --exchanges, at most so many.")
+    ] = None,
     budget: Annotated[
         int | None, typer.Option(min=1, metavar="BYTES", help="Each run ends with the round that has moved so much.")
+    ] = None,
+    exchanges: Annotated[
+        int | None,
+        typer.Option(min=1, help="Each run ends with the round that reaches so many rounds of communication."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one per core.")] = None,
     measure: Annotated[
@@ -35,7 +41,7 @@ def compare(
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing folder first.")] = False,
 ) -> None:
-    """Run methods × seeds on one problem, at equal rounds or bytes: table, ranks, paired tests, report.
+    """Run methods × seeds on one problem, at equal rounds, bytes or exchanges: table, ranks, paired tests, report.
 
     A setting of one method is --set METHOD.KEY=VALUE. The same command again goes on where it was interrupted.
     """
@@ -48,12 +54,14 @@ def compare(
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     common, own = _by_method(configuration.parse_sets(set_ or []), names)
-    flags = given(run_problem=problem, run_rounds=rounds, run_budget=budget)
+    flags = given(run_problem=problem, run_rounds=rounds, run_budget=budget, run_exchanges=exchanges)
     plugins.admit_typed(names)
     names, own = [plugins.canonical(name) for name in names], {plugins.canonical(k): v for k, v in own.items()}
     plugins.typed({**common, **flags})
     base = configuration.load(config, common, flags)
-    if budget is not None and rounds is None:
+    if exchanges is not None and rounds is None:
+        base = base.with_run(rounds=exchanges)
+    elif budget is not None and rounds is None:
         base = base.with_run(rounds=WITH_BUDGET * base.run.rounds)
     cases = plan(base, names, numbers(seeds), own, measure)
     folder = out or new_folder("compare", plugins.label(base.run.problem))

@@ -15,7 +15,7 @@ from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, using_threads
-from coterie.experiment.config import code_changes, platform_of
+from coterie.experiment.config import RunTable, code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.measuring import (
     all_finite,
@@ -43,6 +43,7 @@ from coterie.stop import Rule, rule
 from coterie.storage import write_json
 
 IN_PLACE_CHECKS = 2  # rounds in which a method is watched for writing into its state
+INTERVAL = 1.0  # seconds between two checkpoints
 
 
 class Observer(Protocol):
@@ -198,6 +199,7 @@ class _Run:
         self.history = read_lines(self.folder / "metrics.jsonl") if self.folder and begun else []
         self.clock = perf_counter() - self.done.seconds
         self.saved = self.done.rounds or -1
+        self.written = perf_counter()
         # nodes may forget what nobody here holds any more; a run may have to go back to these
         self.safe = deque([remote_memories(self.done.state)], maxlen=checkpoint.KEEP)
         self.guarded = guarded(self.parts, self.done.state)
@@ -275,9 +277,16 @@ class _Run:
             if self.stopped:
                 self.note([{"round": t + 1, "event": "early stop", "reason": clean(self.stopped)}])
         self.complete(done)
-        if last or self.stopped or (t + 1) % config.run.checkpoint == 0:
+        if last or self.stopped or self.due():
             self.save()
         return None
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint: by rounds, or by seconds: writing can take longer than a round."""
+        every = self.parts.config.run.checkpoint
+        if every == "auto":
+            return perf_counter() - self.written >= INTERVAL
+        return self.done.rounds % every == 0
 
     def versions(self) -> list[tuple[str, Tensor, int]]:
         """The tensors of the state with their numbers of changes; in the first rounds only, because it costs time."""
@@ -314,8 +323,8 @@ class _Run:
         return done._replace(state=kept, guard=guard.refused())
 
     def spent(self, done: _Done) -> bool:
-        """Whether the budget of bytes, if there is one, is used up."""
-        return is_spent(self.parts.config.run.budget, done.ledger["total"])
+        """Whether a budget of bytes or of exchanges, if there is one, is used up."""
+        return is_spent(self.parts.config.run, done.ledger["total"])
 
     def complete(self, done: _Done) -> None:
         """In one assignment, so that an interruption finds a round whole or not at all."""
@@ -393,6 +402,7 @@ class _Run:
         done = self.done
         checkpoint.save(self.folder / "checkpoint", done.state, done.progress(), self.parts.config.settings())
         self.saved = done.rounds
+        self.written = perf_counter()
         self.safe.append(remote_memories(done.state))
 
     def diverged(self, t: int) -> Outcome:
@@ -538,9 +548,11 @@ def guarded(parts: Parts, state: Any) -> bool:
     return able
 
 
-def is_spent(budget: int | None, moved: Mapping[str, int]) -> bool:
-    """Whether what was moved, up and down, reaches a budget of bytes."""
-    return budget is not None and moved["bytes_up"] + moved["bytes_down"] >= budget
+def is_spent(run: RunTable, moved: Mapping[str, int]) -> bool:
+    """Whether what was moved, up and down, reaches run.budget, or its rounds of communication reach run.exchanges."""
+    if run.exchanges is not None and moved["rounds"] >= run.exchanges:
+        return True
+    return run.budget is not None and moved["bytes_up"] + moved["bytes_down"] >= run.budget
 
 
 def _not_finite(events: list[dict[str, Any]], phase: str) -> bool:

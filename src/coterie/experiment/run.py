@@ -131,7 +131,7 @@ def finished(folder: Path, run: RunTable) -> dict[str, Any] | None:
         return None
     try:
         summary: dict[str, Any] = cleaned(json.loads(path.read_text(encoding="utf-8")))
-        done = summary["rounds"] >= run.rounds or is_spent(run.budget, summary["communication"])
+        done = summary["rounds"] >= run.rounds or is_spent(run, summary["communication"])
         done = done or (run.stop is not None and bool(summary.get("stopped")))
         return summary if summary["outcome"] == "finished" and done else None
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:

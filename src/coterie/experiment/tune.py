@@ -103,7 +103,12 @@ def _best(trials: list[Trial], measures: Iterable[Measure] = STANDARD, wanted: s
     known = {measure.name: measure for measure in measures}
     if wanted is not None and wanted not in known:
         raise unknown("measure", wanted, known)
-    by_rows = [m for rows in ("validation", "") for m in known.values() if m.rows == rows and m.better != "neither"]
+    by_rows = [
+        m
+        for rows in ("selection", "validation", "")
+        for m in known.values()
+        if m.rows == rows and m.better != "neither"
+    ]
     for measure in by_rows if wanted is None else [known[wanted]]:
         sign = -1.0 if measure.higher else 1.0
         able = [trial for trial in finished if trial.final.get(measure.name) is not None]  # None was not finite

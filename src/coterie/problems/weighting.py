@@ -36,13 +36,15 @@ class Weighting(Problem):
     """Shards, target, model, loss and measures.
 
     Where every client is a target, `valid` are its validation rows, `tests` the rows that its own model is tested on,
-    and `groups`, if known, say who draws from one distribution.
+    and `groups`, if known, say who draws from one distribution. `selection` are rows for choosing among models and
+    settings: they train neither the model nor the weights, and are no test rows.
     """
 
     task: Task
     _: KW_ONLY
     test: Rows | None = None
     tests: Stack | None = None
+    selection: Rows | None = None
 
     @classmethod
     def on(
@@ -146,8 +148,9 @@ class Weighting(Problem):
             if self.valid is not None:
                 measures |= personal_measures(self.task, theta, self.valid, "validation")
             return measures
-        if self.test is not None:
-            measures |= self.task.measure(theta, self.test, "test")
+        for rows, name in ((self.test, "test"), (self.selection, "selection")):
+            if rows is not None:
+                measures |= self.task.measure(theta, rows, name)
         measures |= self.validate(view)
         measures |= self._own(theta)
         if self.exact is not None:
@@ -193,6 +196,7 @@ def weighting(
     loss: str | RowLoss,
     *,
     test: Any = None,
+    selection: Any = None,
     valid: Sequence[Any] | None = None,
     tests: Sequence[Any] | None = None,
     groups: Sequence[int] | None = None,
@@ -214,6 +218,7 @@ def weighting(
         model: the model, which is the start.
         loss: "cross_entropy", "squared", or a function of (outputs, labels) that returns one number per row.
         test: rows that are only measured.
+        selection: rows that are only measured, for choosing among models and settings.
         valid: one validation shard per client, where every client is a target.
         tests: one test shard per group or client; with valid.
         groups: the group of each client, for tests; by default each client is its own.
@@ -231,6 +236,7 @@ def weighting(
     given = {
         "the target": ("target", None if target is None else [target]),
         "the test set": ("test set", None if test is None else [test]),
+        "the selection rows": ("selection rows", None if selection is None else [selection]),
         "validation": ("validation set of client", valid),
         "the test sets": ("test set", tests),
     }
@@ -256,7 +262,7 @@ def weighting(
     if model.unknown or task.loss_by_row not in LOSSES.values():
         _probe(task, train.client(0))
     packed = {who: _prepared(model, part) for who, part in packed.items()}
-    goal, held_out, own, own_tests = (packed.get(who) for who in given)
+    goal, held_out, chooses, own, own_tests = (packed.get(who) for who in given)
     numbers = torch.tensor(of, device=device)
     held: dict[RowsOf, Stack | None] = {"test": held_out, "validation": goal}
     return Weighting(
@@ -265,6 +271,7 @@ def weighting(
         None if goal is None else Shard(task, None, goal.client(0)),
         model.start,
         test=None if held_out is None else held_out.client(0),
+        selection=None if chooses is None else chooses.client(0),
         valid=own,
         friends=friends,
         tests=None if own_tests is None else own_tests.shared_by(numbers),

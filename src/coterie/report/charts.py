@@ -101,24 +101,31 @@ def measure_charts(found: Sequence[Group]) -> list[dict[str, Chart]]:
     return [
         {x: measure_chart(measure, found, x) for x in AXES}
         for measure in measures_of(found)
-        if any(_curve(group, measure.name, "round") is not None for group in found)
+        if any(curve(group, measure.name, "round") is not None for group in found)
     ]
 
 
 def measure_chart(measure: Measure, found: Sequence[Group], x: str = "round") -> Chart:
     """One measure against one of `AXES`."""
-    drawn = [line for group in found if (line := _curve(group, measure.name, x)) is not None]
+    drawn = [line for group in found if (line := curve(group, measure.name, x)) is not None]
     drawn = _level(drawn) if x in ("exchanges", "bytes") else drawn
     title = f"{measure.label}{f', {measure.unit}' if measure.unit else ''} against {AGAINST[x]}"
     kind = "percent" if measure.share else "number"
     return lines(f"{measure.name}-{AXES[x]}", title, drawn, x=x, y=kind, log=measure.scale == "log")
 
 
-def _curve(group: Group, measure: str, x: str) -> Line | None:
-    """The mean over the group's runs at the rounds that all of them recorded, with a band from least to most."""
+def curve(group: Group, measure: str, x: str, most: int = MOST_POINTS) -> Line | None:
+    """The mean over the group's runs at the rounds that all of them recorded, with a band from least to most.
+
+    Args:
+        group: runs that differ in nothing but the seed.
+        measure: its name in the record.
+        x: one of `AXES`.
+        most: points of the line.
+    """
     by_round = [{line["round"]: line for line in run.metrics if is_number(line.get(measure))} for run in group.runs]
     common = sorted(set.intersection(*map(set, by_round)))
-    common = [common[i] for i in thinned(len(common), min(MOST_POINTS, MOST_NUMBERS // 20))]
+    common = [common[i] for i in thinned(len(common), min(most, MOST_NUMBERS // 20))]
     if not common:
         return None
     values = [[float(found[t][measure]) for found in by_round] for t in common]
@@ -201,9 +208,9 @@ def weight_charts(run: Run, name: str = "weights") -> list[Chart]:
 def _spread(run: Run, name: str) -> list[Chart]:
     """How concentrated the weights are, by the first measure of it that is declared."""
     for measure in run.measures:
-        curve = _curve(Group(measure.label, [run], 0, False), measure.name, "round")
-        if measure.rows == "weights" and curve is not None:
-            return [lines(f"{name}-spread", measure.label, [curve], y="percent" if measure.share else "number")]
+        line = curve(Group(measure.label, [run], 0, False), measure.name, "round")
+        if measure.rows == "weights" and line is not None:
+            return [lines(f"{name}-spread", measure.label, [line], y="percent" if measure.share else "number")]
     return []
 
 

@@ -75,7 +75,9 @@ def caption(result: Mapping[str, Any]) -> str:
     """What the figures are."""
     limit = f"{result['rounds']} rounds"
     if result["budget"] is not None:
-        limit = f"at most {size(result['budget'])} moved, at most {result['rounds']} rounds"
+        limit = f"at most {size(result['budget'])} moved, at most {limit}"
+    if result.get("exchanges") is not None:
+        limit = f"{result['exchanges']} rounds of communication, at most {limit}"
     seeds = ", ".join(map(str, result["seeds"]))
     return (
         f"Problem {result['problem']}, {limit}, seeds {seeds}; mean ± standard deviation over seeds. "

@@ -1,7 +1,10 @@
 """Tables and figures of the papers that can be run again, ours beside theirs; all of them in one tuple."""
 
 from coterie.reproduce import beyond, fednest, fedsep, meritfed, primal_dual, weighted_nodes
-from coterie.reproduce.study import MEASURED, Study, Table, check_stored, markdown, reproduce
+from coterie.reproduce.pages import markdown
+from coterie.reproduce.reading import MEASURED
+from coterie.reproduce.running import check_stored, reproduce
+from coterie.reproduce.study import Study, Table
 from coterie.settings import chosen
 
 STUDIES: tuple[Study, ...] = (

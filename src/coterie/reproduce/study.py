@@ -1,28 +1,18 @@
-"""A table or figure of a paper as data: which runs, at which scale, how a cell is read from them, what was printed."""
+"""A table or figure of a paper as data: which runs, at which scale and budget, how a cell is read, what was printed."""
 
-import datetime
-import json
-import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cached_property
 from importlib.resources import files
-from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from coterie.errors import UsageError, unknown
-from coterie.experiment.config import load
-from coterie.experiment.processes import Job, Watch, run_all
+from coterie.errors import unknown
 from coterie.settings import chosen
-from coterie.storage import make_folder, write_atomically, write_json
 
 Settings = Mapping[str, Any]  # {'table.key': value}
 EVERY_RUN: Settings = {"run.baselines": [], "run.threads": 1}
-DASH = "–"
-MEASURED = ("finished", "diverged")  # outcomes that a cell can be read from
 
 
 class Column(NamedTuple):
@@ -45,6 +35,78 @@ class Row(NamedTuple):
 Part = TypeVar("Part", Row, Column)
 
 
+class Budget(NamedTuple):
+    """What every run of a table may spend; the round that reaches it is the last.
+
+    Args:
+        of: exchanges (rounds of communication), megabytes (up and down), or rounds of the method.
+        amount: how much.
+    """
+
+    of: Literal["exchanges", "megabytes", "rounds"]
+    amount: int
+
+    def settings(self, given: Settings) -> dict[str, Any]:
+        """What a run with these settings gets: it may take as many rounds as the budget allows.
+
+        Args:
+            given: the settings of the run.
+
+        Example:
+            >>> Budget("exchanges", 100).settings({"run.rounds": 5})
+            {'run.exchanges': 100, 'run.rounds': 100}
+        """
+        if self.of == "megabytes":
+            return {"run.budget": self.amount * 1_000_000}
+        return ({"run.exchanges": self.amount} if self.of == "exchanges" else {}) | {"run.rounds": self.amount}
+
+    def __str__(self) -> str:
+        words = {"exchanges": "rounds of communication", "megabytes": "MB moved", "rounds": "rounds"}
+        return f"{self.amount:,} {words[self.of]}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Grids of equal size, one per method; what is best on rows that neither train nor test is used in all cells.
+
+    Args:
+        grids: by the name of the row or column that sets the method: settings to try.
+        on: settings of the trials beside those of the table: which data, which seed.
+        read: what to choose by, as in a column.
+        higher: whether more is better.
+    """
+
+    grids: Mapping[str, Sequence[Settings]]
+    on: Settings
+    read: str = "best:selection_accuracy"
+    higher: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = {name: len(grid) for name, grid in self.grids.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"grids must be of equal size, not {sizes}")
+
+
+class Curve(NamedTuple):
+    """A figure: one measure against what was spent, the mean over seeds, one line per method.
+
+    Args:
+        measure: its name in the record.
+        against: round, exchanges, points, bytes or seconds.
+    """
+
+    measure: str
+    against: str = "exchanges"
+
+
+class Trial(NamedTuple):
+    """One run of a grid: whose, what is tried, and all its settings."""
+
+    name: str
+    tried: Settings
+    settings: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Table:
     """All of it at one scale. printed are the paper's values by (row, column)."""
@@ -58,19 +120,49 @@ class Table:
     printed: Mapping[tuple[str, str], float] = field(default_factory=dict)
     adjust: Callable[[dict[str, Any]], dict[str, Any]] = lambda settings: settings
     name: Callable[[Settings], str] | None = None
+    budget: Budget | None = None
+    tuning: Tuning | None = None
+    curves: tuple[Curve, ...] = ()
+    tuned: Mapping[str, Settings] = field(default_factory=dict)
 
     def settings(self, row: Row, column: Column, seed: int) -> dict[str, Any]:
-        """One run: what all have, what its column has, what its row has."""
-        merged = {**EVERY_RUN, **self.common, **column.settings, **row.settings, "run.seed": seed}
-        return self.adjust(merged)
+        """One run: what all have, what its column has, what its row has, what was chosen for its method."""
+        chosen = {**self.tuned.get(column.name, {}), **self.tuned.get(row.name, {})}
+        return self._merged({**column.settings, **row.settings, **chosen, "run.seed": seed})
+
+    def _merged(self, own: Settings) -> dict[str, Any]:
+        merged = self.adjust({**EVERY_RUN, **self.common, **own})
+        return merged if self.budget is None else {**merged, **self.budget.settings(merged)}
 
     def folder(self, settings: Settings) -> str:
         """The name of a run's folder, the same for the same settings."""
-        if self.name is not None:
+        if self.name is not None and self.tuning is None:
             return self.name(settings)
+        if self.name is not None:
+            tried = [f"{k.partition('.')[2]}={v}" for k, v in sorted(settings.items()) if k in self._tried]
+            return slug("-".join([self.name(settings), *tried]))
         own = {k: v for k, v in settings.items() if k not in {**EVERY_RUN, **self.common} and k != "run.seed"}
         text = "-".join([str(settings["run.method"]), *(f"{k.partition('.')[2]}={v}" for k, v in sorted(own.items()))])
         return slug(f"{text.replace('-method=' + str(settings['run.method']), '')}-{settings['run.seed']}")
+
+    @cached_property
+    def _tried(self) -> frozenset[str]:
+        """The settings that grids vary."""
+        grids = () if self.tuning is None else self.tuning.grids.values()
+        return frozenset(key for grid in grids for tried in grid for key in tried)
+
+    def trials(self) -> list[Trial]:
+        """The runs of all grids whose row or column is part of the table."""
+        if self.tuning is None:
+            return []
+        parts = {row.name: row.settings for row in self.rows}
+        parts |= {column.name: column.settings for column in self.columns}
+        return [
+            Trial(name, tried, self._merged({**parts[name], "run.seed": 0, **self.tuning.on, **tried}))
+            for name, grid in self.tuning.grids.items()
+            if name in parts
+            for tried in grid
+        ]
 
     def only(self, rows: Sequence[str], columns: Sequence[str], seeds: Sequence[int]) -> "Table":
         """A part of it; what is not named stays whole."""
@@ -140,266 +232,3 @@ def cells(table: Table) -> Iterator[Cell]:
     for row in table.rows:
         for column in table.columns:
             yield Cell(row, column, tuple(table.settings(row, column, seed) for seed in table.seeds))
-
-
-def jobs(table: Table, out: Path) -> list[Job]:
-    """Every run once, though several cells read it."""
-    found: dict[str, Job] = {}
-    for cell in cells(table):
-        for settings in cell.runs:
-            name = table.folder(settings)
-            found.setdefault(name, Job(load(sets=settings), out / name))
-    return list(found.values())
-
-
-def reproduce(
-    study: Study,
-    table: Table,
-    scale: str,
-    out: Path,
-    *,
-    at_once: int | None = None,
-    dry: bool = False,
-    watch: Watch | None = None,
-) -> dict[str, Any]:
-    """Run what has not been run, read the cells, write NAME-SCALE.json and .md; dry reads only what is there."""
-    make_folder(out)
-    if not dry:
-        run_all(jobs(table, out), at_once=at_once, watch=watch)
-    result = study.after(collected(study, table, scale, out))
-    write_json(out / f"{study.name}-{scale}.json", result)
-    write_atomically(out / f"{study.name}-{scale}.md", markdown(result).encode())
-    return result
-
-
-class Checked(NamedTuple):
-    """One run of a stored cell, made again: the stored value and the new one."""
-
-    name: str
-    seed: int
-    stored: float
-    again: float | None
-
-    def agrees(self, tolerance: float) -> bool:
-        """Whether both are the same, up to the tolerance, relative above 1 and absolute below."""
-        return self.again is not None and abs(self.again - self.stored) <= tolerance * max(1.0, abs(self.stored))
-
-
-def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Cell, int, float]]:
-    """A few cells of a stored result, spread evenly over it, each with one seed and that seed's stored value.
-
-    Only cells that hold one value per seed of the result can be checked: the mean of several seeds tells nothing of
-    one run.
-    """
-    seeds = [int(seed) for seed in result["seeds"]]
-    table = study.at(result["scale"])
-    names = [column["name"] for column in result["columns"]]
-    stored = {
-        (row["name"], name): values
-        for row in result["rows"]
-        for name, cell in zip(names, row["cells"], strict=True)
-        if len(values := cell.get("values") or [cell[key] for key in ("mean",) if key in cell]) == len(seeds)
-    }
-    whole = [cell for cell in cells(replace(table, seeds=tuple(seeds))) if (cell.row.name, cell.column.name) in stored]
-    chosen = [whole[round(i * (len(whole) - 1) / max(1, count - 1))] for i in range(min(count, len(whole)))]
-    return [
-        (cell, i % len(seeds), float(stored[cell.row.name, cell.column.name][i % len(seeds)]))
-        for i, cell in enumerate(chosen)
-    ]
-
-
-def check_stored(
-    study: Study,
-    result: Mapping[str, Any],
-    out: Path,
-    *,
-    count: int = 2,
-    at_once: int | None = None,
-    watch: Watch | None = None,
-) -> list[Checked]:
-    """Run a small sample of a stored result's cells again.
-
-    Args:
-        study: the study that the result is of.
-        result: what `reproduce` stored.
-        out: the folder for the runs.
-        count: how many cells.
-        at_once: runs at a time; by default one per core.
-        watch: hears how the runs come along.
-    """
-    make_folder(out)
-    table = study.at(result["scale"])
-    chosen = sample(study, result, count)
-    runs = [cell.runs[seed] for cell, seed, _ in chosen]
-    found = {table.folder(settings): Job(load(sets=settings), out / table.folder(settings)) for settings in runs}
-    run_all(list(found.values()), at_once=at_once, watch=watch)
-    checked = []
-    for (cell, seed, stored), settings in zip(chosen, runs, strict=True):
-        again = value_of(finished_run(out / table.folder(settings)), cell.column)
-        checked.append(Checked(f"{cell.row.name}, {cell.column.name}", int(result["seeds"][seed]), stored, again))
-    return checked
-
-
-def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, Any]:
-    """The cells' values, as far as their runs are there."""
-    run_in = cache(finished_run)
-    seeds: set[int] = set()
-    values: dict[tuple[str, str], list[float]] = {}
-    for cell in cells(table):
-        runs = [(settings["run.seed"], run_in(out / table.folder(settings))) for settings in cell.runs]
-        seeds |= {seed for seed, run in runs if run is not None}
-        found = [value for _, run in runs if (value := value_of(run, cell.column)) is not None]
-        values[cell.row.name, cell.column.name] = found
-
-    def entry(key: tuple[str, str]) -> dict[str, Any]:
-        paper = {"paper": table.printed[key]} if key in table.printed else {}
-        return {"values": values.get(key, []), **paper}
-
-    rows = {row.name: [entry((row.name, column.name)) for column in table.columns] for row in table.rows}
-    return {
-        "name": study.name,
-        "page": study.page,
-        "what": study.what,
-        "scale": scale,
-        "about": table.about,
-        "seeds": sorted(seeds) or list(table.seeds),
-        "date": datetime.date.today().isoformat(),
-        "corner": table.corner,
-        "columns": [{"name": column.name, "form": column.form} for column in table.columns],
-        "rows": [{"name": name, "cells": found} for name, found in rows.items()],
-    }
-
-
-class Finished(NamedTuple):
-    """What a finished run left."""
-
-    summary: dict[str, Any]
-    lines: list[dict[str, Any]]
-    weights: dict[int, list[float]]  # by round; empty where there are none, or every client has weights of its own
-
-
-def finished_run(folder: Path) -> Finished | None:
-    """None where there is none, or where it is not finished."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        return None
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        weights = _weights(folder / "weights.csv")
-        return Finished(summary, lines, weights) if summary["outcome"] in MEASURED and lines else None
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{folder} is damaged ({error}); delete it and run again.") from None
-
-
-def value_of(run: Finished | None, column: Column) -> float | None:
-    """A run's value in a column; None where it has none."""
-    value = None if run is None else read(run, column.read)
-    return None if value is None else column.times * value
-
-
-def read(run: Finished, what: str) -> float | None:
-    """A value of a run, by words; None where it has no such value.
-
-    final:MEASURE, best:MEASURE (where the validation accuracy was best), lowest:MEASURE (where the validation loss was:
-    few validation rows are soon all right), tail:N:MEASURE (the mean of the last N records), at:ROUND:MEASURE,
-    weights:FROM:TO (their sum at the end), most:FROM:TO (the largest of them), lowest:weights:… and lowest:most:…,
-    megabytes, megabytes_up, rounds (of communication).
-    """
-    kind, _, rest = what.partition(":")
-    if kind == "final":
-        return _number(run.lines[-1].get(rest, run.summary["final"].get(rest)))
-    if kind == "best":
-        best = max(run.lines, key=lambda line: _number(line.get("validation_accuracy")) or 0.0)
-        return _number(best.get(rest))
-    if kind == "lowest":
-        lowest = min(run.lines, key=lambda line: line.get("validation_loss", math.inf))
-        if rest.startswith(("weights:", "most:")):
-            return _of_weights(run.weights.get(lowest["round"]), rest)
-        return _number(lowest.get(rest))
-    if kind == "tail":
-        count, _, measure = rest.partition(":")
-        found = [v for line in run.lines[-int(count) :] if (v := _number(line.get(measure))) is not None]
-        return fmean(found) if found else None
-    if kind == "at":
-        when, _, measure = rest.partition(":")
-        return next((_number(line.get(measure)) for line in run.lines if line["round"] == int(when)), None)
-    if kind in ("weights", "most"):
-        return _of_weights(run.summary["weights"], what)
-    moved = run.summary["communication"]
-    sums = {"megabytes": ("bytes_up", "bytes_down"), "megabytes_up": ("bytes_up",), "rounds": ("rounds",)}
-    if kind not in sums:
-        raise ValueError(f"no way to read {what!r}")
-    return sum(moved[key] for key in sums[kind]) / (1.0 if kind == "rounds" else 1e6)
-
-
-def _of_weights(weights: list[float] | None, what: str) -> float | None:
-    """weights:FROM:TO or most:FROM:TO."""
-    if weights is None:
-        return None
-    kind, first, last = what.split(":")
-    chosen = weights[int(first) : int(last) if last else None]
-    return float(sum(chosen)) if kind == "weights" else float(max(chosen))
-
-
-def _weights(path: Path) -> dict[int, list[float]]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    if not lines or not lines[0].startswith("round,client_0"):
-        return {}
-    rows = (line.split(",") for line in lines[1:])
-    return {int(round_): [float(w) for w in row] for round_, *row in rows}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def cell_text(cell: Mapping[str, Any], form: str, *, each: bool = False, seeds: int | None = None) -> str:
-    """Mean ± standard deviation of the seeds, or each; where some of the seeds are missing, how many there are.
-
-    Results taken over from elsewhere have mean and std alone.
-    """
-    values = cell.get("values") or []
-    if each and values:
-        return " / ".join(_written(v, form) for v in values)
-    mean = cell.get("mean", fmean(values) if values else None)
-    spread = cell.get("std", stdev(values) if len(values) > 1 else None)
-    if mean is None:
-        return DASH
-    partly = f" ({len(values)} of {seeds})" if seeds is not None and 0 < len(values) < seeds else ""
-    return _written(mean, form) + ("" if spread is None else f" ± {_written(spread, form)}") + partly
-
-
-def _written(value: float, form: str) -> str:
-    """With short exponents: 1.5e-2, and 4.5 for 4.5e+00."""
-    return re.sub(r"e([+-])0*(\d*)$", lambda e: f"e{e[1].strip('+')}{e[2]}" if e[2] else "", f"{value:{form}}")
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """The table, the paper's values below ours, and what it is: scale, seeds, date."""
-    heads, forms = [c["name"] for c in result["columns"]], [c["form"] for c in result["columns"]]
-    each = result.get("show") == "each"
-    lines = [_line([result.get("corner", ""), *heads]), "|---" * (len(heads) + 1) + "|"]
-    for row in result["rows"]:
-        seeds = len(result["seeds"])
-        texts = [cell_text(c, form, each=each, seeds=seeds) for c, form in zip(row["cells"], forms, strict=True)]
-        lines.append(_line([row["name"], *texts]))
-        if any("paper" in cell for cell in row["cells"]):
-            both = zip(row["cells"], forms, strict=True)
-            printed = [_written(cell["paper"], form) if "paper" in cell else "" for cell, form in both]
-            lines.append(_line([f"{row['name']}, paper", *printed]))
-    return "\n".join([*lines, "", caption(result)]) + "\n"
-
-
-def _line(texts: Iterable[str]) -> str:
-    return "| " + " | ".join(texts) + " |"
-
-
-def caption(result: Mapping[str, Any]) -> str:
-    """Scale, seeds, date, and what was run."""
-    seeds = ", ".join(map(str, result["seeds"]))
-    many = "seeds" if len(result["seeds"]) > 1 else "seed"
-    spread = result.get("spread", "standard deviation")
-    kind = "each seed" if result.get("show") == "each" else f"mean ± {spread}" if spread else "mean"
-    text = f"scale {result['scale']}; {many} {seeds}" + (f" ({kind})" if len(result["seeds"]) > 1 else "")
-    return f"{text}; {result['date']}. {result['about']}".strip()

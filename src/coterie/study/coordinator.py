@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from coterie.advise.advise import Effort
+from coterie.engines.flower.launch import exchanges_of, time_text
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import build_problem_and_method
@@ -32,7 +33,8 @@ from coterie.study.supervise import dockerfile, supervise, unit
 
 PORTS = {"nvflare": (8002, 8003), "flower": (8000,)}
 PACKAGES = {"nvflare": "nvflare", "flower": "flwr"}
-PATIENCE = 180.0  # seconds to wait for sites in the handshake; on Flower they start a process first
+PATIENCE = 180.0  # seconds to wait for sites in the handshake
+ADVICE = 150  # exchanges of an advice beside the rounds that learn weights; 134 on four hospitals with 486 rows
 
 
 class Link(Protocol):
@@ -272,6 +274,8 @@ def launch(
         "share": bool(options.get("share")),
     }
     log(f"{study.name}: training with {len(sites)} sites; results go to {folder}")
+    if not resume:
+        log(training_time(config, Agreement.read(study.folder, config.problem["agreement"]).seconds))
     return _done(study, job, for_sites(study, "train", sites, config), folder, log)
 
 
@@ -306,7 +310,7 @@ def advised(config: Config, folder: Path, effort: Effort, *, measure: str, force
             "effort": list(effort),
             "measure": measure,
         }
-        log(f"{study.name}: advice with {len(sites)} sites; it takes some hundred exchanges")
+        log(f"{study.name}: advice with {len(sites)} sites. {advice_time(config, agreement.seconds)}")
         result = _done(study, job, for_sites(study, "train", sites, asked), folder, log)
         if "left" not in result:
             return result
@@ -314,6 +318,29 @@ def advised(config: Config, folder: Path, effort: Effort, *, measure: str, force
             raise RunError(f"{', '.join(result['left'])} left twice; ask there what happened, then try again.")
         left += result["left"]
         log(f"{', '.join(result['left'])} left; the advice begins again with those that are there")
+
+
+def training_time(config: Config, seconds: float) -> str:
+    """How long a training will take, from the duration of an exchange in the handshake.
+
+    Args:
+        config: the configuration, with the agreement.
+        seconds: duration of one exchange.
+    """
+    methods = [config, *(config.for_baseline(name) for name in config.run.baselines or [])]
+    count = config.run.rounds * sum(exchanges_of(method) for method in methods)
+    return f"about {time_text(count * seconds)}: {count} exchanges of {seconds:.2g} s, and the time to compute"
+
+
+def advice_time(config: Config, seconds: float) -> str:
+    """How long an advice will take, from the duration of an exchange in the handshake.
+
+    Args:
+        config: the configuration.
+        seconds: duration of one exchange.
+    """
+    count = config.run.rounds + ADVICE
+    return f"About {time_text(count * seconds)}: some {count} exchanges of {seconds:.2g} s, and the time to compute"
 
 
 def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path, log: Log) -> dict[str, Any]:

@@ -4,9 +4,11 @@ A job is plain data. `for_sites` is the part that sites see.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from time import monotonic
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from coterie.experiment import run as experiment
 from coterie.experiment.build import run_name
 from coterie.experiment.config import Config
 from coterie.federation import Federation, Stack
-from coterie.federation.remote import Beside, Policy, RemoteEngine, Transport
+from coterie.federation.remote import Address, Beside, Message, Policy, RemoteEngine, Transport, Trouble
 from coterie.numerics import Draw
 from coterie.problems.sites.agreement import Agreement, agree
 from coterie.problems.sites.folder import Study
@@ -34,6 +36,36 @@ from coterie.study.kept import MEMBERS, invited
 
 TransportTo = Callable[[Sequence[str]], Transport]
 """What makes a transport to some sites, in the order of their clients."""
+
+
+class Timed:
+    """A transport that notes how long its exchanges take.
+
+    Args:
+        inside: the transport.
+    """
+
+    def __init__(self, inside: Transport) -> None:
+        self.inside, self.seconds = inside, list[float]()
+
+    def nodes(self) -> Mapping[Address, int | None]:
+        """The connected nodes."""
+        return self.inside.nodes()
+
+    def exchange(
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
+    ) -> list[tuple[Address, bytes | Trouble]]:
+        """Send, wait, collect."""
+        begun = monotonic()
+        answers = self.inside.exchange(orders, needed, timeout)
+        if needed:
+            self.seconds.append(monotonic() - begun)
+        return answers
+
+    @property
+    def typical(self) -> float:
+        """The median of what its exchanges took."""
+        return round(median(self.seconds), 3) if self.seconds else 0.0
 
 
 def for_sites(study: Study, stage: str, sites: Sequence[str], config: Config | None = None) -> dict[str, Any]:
@@ -72,7 +104,9 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
         own = own_tables(study.data, study.terms)
         members = study.folder / MEMBERS
         known = json.loads(members.read_text(encoding="utf-8")) if members.is_file() else {}
-        agreement = agree(transport_to(study.sites), study.terms, study.sites, own, waiting, known=known)
+        timed = Timed(transport_to(study.sites))
+        agreement = agree(timed, study.terms, study.sites, own, waiting, known=known)
+        agreement = replace(agreement, seconds=timed.typical)
         agreement.write(study.folder)
         write_json(members, {**known, **{site.name: site.instance for site in agreement.sites}})
         sites = [site._asdict() for site in agreement.sites]

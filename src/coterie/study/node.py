@@ -5,7 +5,6 @@ of the network. It cannot name files, columns or code. What a site does not take
 the reason only.
 """
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,7 +23,7 @@ from coterie.study.home import MEMORY, RECEIVED, Home, read_settings
 from coterie.study.kept import mark_of
 
 RECEIVE = "sites/receive"
-__all__ = ["at_site", "for_flare", "for_flower"]
+__all__ = ["at_site", "for_flare"]
 
 
 class Refusing(Node):
@@ -141,8 +140,3 @@ def _policy_of(home: Home) -> Path | None:
 def for_flare(site: str, job: Mapping[str, Any]) -> Node:
     """The loader of FLARE's compute process."""
     return at_site(Home.find(), job)
-
-
-def for_flower(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-    """The loader of Flower's worker."""
-    return at_site(Home.find(), json.loads(str(run_config["job"])))

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from coterie import __version__
+from coterie.engines.lifetime import Lifetime
 from coterie.errors import RunError
 
 PAUSE = 5.0  # seconds before a process that ended is started again
@@ -50,10 +51,14 @@ def supervise(
     try:
         while not stopped.is_set():
             begun = time.monotonic()
-            with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+            with Lifetime("study") as life, _private_log(log) as output:  # whatever it starts ends with it, or with us
                 start = output.tell()
                 child = subprocess.Popen(
-                    list(command), env={**os.environ, **environment}, cwd=folder, stdout=output, stderr=output
+                    list(command),
+                    env={**os.environ, **environment, **life.environment},
+                    cwd=folder,
+                    stdout=output,
+                    stderr=output,
                 )
                 code = _wait(child, stopped)
             if stopped.is_set():
@@ -69,6 +74,10 @@ def supervise(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _private_log(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def _wait(child: subprocess.Popen[bytes], stopped: threading.Event) -> int:

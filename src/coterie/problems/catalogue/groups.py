@@ -34,7 +34,7 @@ from coterie.problems.data.load import load
 from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
-from coterie.settings import Count, Name, Positive
+from coterie.settings import Count, Name, NonNegative, Positive
 
 Group = Literal["minority", "majority"]
 TEST_SHARE = 3  # one row in so many is for the test where there is no test part
@@ -99,7 +99,9 @@ def groups(
     train: Count | None = None,
     validation: Count | None = None,
     test: Count | None = None,
+    selection: Annotated[int, Field(ge=0)] = 0,
     everyone: bool = False,
+    l2: NonNegative = 0.0,
     skew: Positive | None = None,
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
@@ -116,6 +118,7 @@ def groups(
         target: the group of the target.
         minority: number of minority clients; a third if not set.
         train: training rows per client.
+        l2: strength of the penalty ½ l2 ‖θ‖² on the model; with a linear model it is the μ of the paper's theorems.
         attack_from: first round in which the attackers attack.
 
     Example:
@@ -139,7 +142,9 @@ def groups(
 
     aside = home.part(VALIDATION_SHARE, draw.phase("validation part")) if everyone else home
     valid = aside.sample(draw.phase("validation"), plan.shares(target), validation or plan.validation)
-    tested = rows(away, target, test or plan.test, draw.phase("test"))
+    tests = away.sample(draw.phase("test"), plan.shares(target), test or plan.test)
+    tested = view(away.examples, tests, target)
+    chooses = rows(away.without(tests), target, selection, draw.phase("selection")) if selection else None
     home = home.without(torch.cat(aside.rows) if everyone else valid)
     nodes = [*range(clients)] if target == "minority" else [*range(few, clients), *range(few)]  # its group comes first
     kinds: list[Group] = ["minority" if node < few else "majority" for node in nodes]
@@ -158,7 +163,9 @@ def groups(
         view(home.examples, valid, target),
         FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
         "cross_entropy",
+        l2=l2,
         test=tested,
+        selection=chooses,
         friends=few if target == "minority" else clients - few,
         **context.tensor_options,
         **own,

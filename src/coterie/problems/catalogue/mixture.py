@@ -35,7 +35,7 @@ from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_a
 from coterie.problems.data.examples import Examples
 from coterie.problems.data.goemotions import goemotions
 from coterie.problems.data.load import load
-from coterie.problems.data.partition import thinned
+from coterie.problems.data.partition import set_apart, thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.text import DEFAULT_ENCODER, TextClassifier, open_encoder, with_adapters
 from coterie.problems.tasks.supervised import Supervised
@@ -87,6 +87,7 @@ def mixture(
     friends: Count | None = None,
     rows: Count | None = None,
     validation: Annotated[int, Field(ge=0)] | None = None,
+    selection: Annotated[int, Field(ge=0)] = 0,
     skew: Positive | None = None,
     encoder: Name | None = None,
     fine_tune: bool = False,
@@ -136,12 +137,14 @@ def mixture(
     else:
         source = _images(data, model or plan.model, wanted, draw, context)
     dealt = _dealt(source, share, clients, friends, rows or plan.rows, draw.phase("train"))
+    chooses, tested = set_apart((source.test.x, source.test.y), selection, draw.phase("selection"))
     problem = weighting(
         thinned([(source.train.x[mine], source.train.y[mine]) for mine in dealt], skew, draw.phase("skew")),
         (source.valid.x, source.valid.y) if len(source.valid.y) else None,
         FlatModel(source.net),
         "cross_entropy",
-        test=(source.test.x, source.test.y),
+        test=tested,
+        selection=chooses,
         friends=friends,
         **context.tensor_options,
     )
