@@ -102,8 +102,9 @@ def exchanges_of(config: Config) -> int:
     """Exchanges per round, counted on one round in this process."""
     parts = assemble(config.with_run(engine="local", baselines=[]))
     draw = Draw.of(config.run.seed, device=parts.fed.sizes.device).round(0)
+    before = parts.fed.ledger.total.rounds  # what preparing the rows took
     parts.method.round(parts.fed.begin(1, draw), parts.method.init(parts.problem, parts.fed.n), draw)
-    return parts.fed.ledger.total.rounds
+    return parts.fed.ledger.total.rounds - before
 
 
 def seconds_of(clients: int, cores: int | None = None) -> float:
@@ -123,12 +124,18 @@ def cost_text(config: Config, clients: int) -> str:
     lower.append(f"run.rounds (now {config.run.rounds})")
     return (
         f"Flower starts a process at every client for every exchange. {label(config.run.method)}: "
-        f"{config.run.rounds} rounds × {each} exchanges × about {once:.0f} s = {_time(total)} on this machine. "
+        f"{config.run.rounds} rounds × {each} exchanges × about {once:.0f} s = {time_text(total)} on this machine. "
         f"Lower it with --set: {'; '.join(lower)}."
     )
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Seconds, as a reader wants them.
+
+    Example:
+        >>> time_text(300)
+        '5 min'
+    """
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

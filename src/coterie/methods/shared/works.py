@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Batch, Rows, Shard, Static, Tree, moved_from, work
-from coterie.methods.base import Draw
+from coterie.methods.base import Draw, Federation
 
 
 class LocalSteps(NamedTuple):
@@ -84,6 +84,15 @@ def own_product(shard: Shard, theta: Tensor, v: Tensor, size: int | str, draw: D
     if isinstance(size, str):
         return shard.task.full_hvp(theta, v, rows)
     return shard.task.hvp(theta, v, draw_batch(rows, size, draw))
+
+
+def target_row(fed: Federation, rows: Tensor, ids: Tensor) -> Tensor | None:
+    """The target's own row among those of the clients `ids`, or None if it does not take part.
+
+    The target is the client of `federation.target`, or client 0 where its validation rows are at the server.
+    """
+    own = rows[ids == (0 if fed.target == "server" else fed.target)]
+    return own[0] if len(own) else None
 
 
 @work("shared/gradient", update=RESULT)
