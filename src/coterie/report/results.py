@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MOST_POINTS = 500
 MOST_NUMBERS = 60_000  # of weights over the rounds: with more clients, fewer rounds are kept
-TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down")
+TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down", "points")
 ADVICE, PROGRESS = "advice.json", "advice.log"  # what `coterie advise` found, and how far it has come
 SEVERAL = {"compare.json": "runs", "tune.json": "trials"}  # folders of folders
 
@@ -270,7 +270,7 @@ def _summary(text: str) -> dict[str, Any]:
 
 def _causes(text: str) -> dict[str, dict[str, int]]:
     found = _object(text)["by_cause"]
-    causes = {str(cause): {key: int(entry[key]) for key in TRAFFIC} for cause, entry in found.items()}
+    causes = {str(cause): {key: int(entry.get(key, 0)) for key in TRAFFIC} for cause, entry in found.items()}
     if not any(cause.startswith("coterie.") for cause in causes):
         return causes
     from coterie.federation.naming import current  # only for ledgers of former versions: it loads torch
