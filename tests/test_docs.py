@@ -17,7 +17,7 @@ from io import StringIO
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -114,7 +114,17 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Reader]:
     return {page: Reader(page, tmp_path_factory.mktemp("page")) for page in PAGES}
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.place)
+LONG_PAGES = {"own-data.md"}  # its first commands are README's, and take a minute
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(one, id=one.place, marks=[pytest.mark.slow] if one.page.name in LONG_PAGES else [])
+        for one in SNIPPETS
+    ]
+
+
+@pytest.mark.parametrize("snippet", cases())
 def test_snippet(snippet: Snippet, readers: dict[Path, Reader]) -> None:
     if snippet.reason is not None:
         pytest.skip(snippet.reason)

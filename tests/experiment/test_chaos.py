@@ -33,6 +33,7 @@ SETS = {
     "run.problem": "quadratic",
     "run.rounds": 3,
     "run.threads": 1,
+    "run.checkpoint": 1,
     "run.baselines": [],
     "problem.clients": 4,
     "problem.friends": 2,

@@ -18,6 +18,7 @@ ROUNDS = 40
 RUN = [
     *("--problem", "quadratic", "--method", "meritfed", "--rounds", str(ROUNDS)),
     *("--set", 'run.baselines=["fedavg", "local-train"]', "--set", "run.record=3"),
+    *("--set", "run.checkpoint=1"),
     *("--set", "federation.active=0.6", "--set", "federation.norm=2.5", "--set", "federation.mode=vmap"),
     *("--set", "method.batch=5", "--set", "method.mirror_steps=3"),
 ]

@@ -15,7 +15,7 @@ from folders import FILES, assert_same_results, happened, lines
 from safetensors.torch import load_file
 
 from coterie.errors import RunError, UsageError
-from coterie.experiment import checkpoint
+from coterie.experiment import checkpoint, loop
 from coterie.experiment import run as experiment
 from coterie.experiment.build import Parts, assemble
 from coterie.experiment.config import Config, load, resolve
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
 
 def configured(rounds: int = 6, by: str = "meritfed", baselines: tuple[str, ...] = (), **more: Any) -> Config:
     """A small run; more are tables."""
-    run = {"method": by, "problem": "quadratic", "rounds": rounds, "threads": 1, "baselines": list(baselines)}
+    run = {"method": by, "problem": "quadratic", "rounds": rounds, "threads": 1, "checkpoint": 1}
     return resolve(
         {
-            "run": {**run, **more.get("run", {})},
+            "run": {**run, "baselines": list(baselines), **more.get("run", {})},
             "method": more.get("method", {}),
             "problem": {"clients": 4, "friends": 2, "dimension": 3, "rows": 8},
             "federation": {"mode": "vmap", **more.get("federation", {})},
@@ -475,6 +475,25 @@ def test_a_baseline_that_does_not_fit_is_refused_before_the_run(
     with pytest.raises(UsageError, match=r"local-train needs target; problem quadratic offers gradient.*fedavg"):
         experiment.run(config, tmp_path / "run", unwatched)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("interval", "saved"), [(0.0, [1, 2, 3, 4, 5, 6]), (1e9, [6])])
+def test_checkpoints_are_written_by_the_clock_unless_rounds_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: float, saved: list[int]
+) -> None:
+    rounds: list[int] = []
+    real = checkpoint.save
+
+    def save(folder: Path, state: Any, progress: Any, settings: Any) -> None:
+        rounds.append(progress.rounds)
+        real(folder, state, progress, settings)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(loop, "INTERVAL", interval)
+    experiment.run(configured(run={"checkpoint": "auto"}), tmp_path / "auto", unwatched)
+    assert rounds == saved
+    experiment.run(configured(), tmp_path / "each", unwatched)
+    assert_same_results(tmp_path / "auto", tmp_path / "each")
 
 
 def test_a_disk_that_fills_ends_the_run_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,52 @@ def test_the_record_holds_distance_hypergradient_and_stationarity() -> None:
     assert more["hypergradient"] == pytest.approx(
         problem.exact.hypergradient(uniform(5, like=state.w)).tolist(), rel=1e-3
     )
-    moved = project_capped_simplex(state.w - 0.05 * state.gradient, 1.0)
-    assert more["gradient_mapping"] == pytest.approx(float((state.w - moved).norm() / 0.05))
+    assert more["gradient_mapping"] == pytest.approx(float((uniform(5, like=state.w) - state.w).norm() / 0.05))
+
+
+@pytest.mark.parametrize("make", [bilevel, bilevel_accelerated])
+def test_the_gradient_mapping_is_that_of_the_step_taken(make: Any) -> None:
+    """Against the closed form at the weights where the gradient was taken; at the new weights, a corner, it is 0."""
+    problem, fed = setting()
+    method = make(**INNER, outer_step=20.0, cap=1.0)
+    w = uniform(5, like=problem.start)
+    state = method.round(fed, method.init(problem, fed.n), Draw.of(0))
+    exact = (w - project_capped_simplex(w - 20.0 * problem.exact.hypergradient(w), 1.0)).norm() / 20.0
+    assert method.view(state).more["gradient_mapping"] == pytest.approx(float(exact), rel=1e-3)
+    corner = method.view(state).weights
+    assert (corner - project_capped_simplex(corner - 20.0 * state.gradient, 1.0)).norm() == 0.0
+
+
+def test_the_random_iterate_is_each_of_the_iterates_equally_often() -> None:
+    problem, fed = setting()
+    method = bilevel(**{**INNER, "steps": 2}, outer_step=0.02, cap=1.0, output="random")
+    found: list[int] = []
+    for seed in range(60):
+        state, met = method.init(problem, fed.n), []
+        for t in range(3):
+            met.append(state.w)
+            state = method.round(fed, state, Draw.of(seed).round(t))
+        found.append(next(i for i, w in enumerate(met) if torch.equal(w, method.view(state).weights)))
+    assert all(8 <= found.count(i) <= 32 for i in range(3))  # 20 ± 3.3 standard deviations
+
+
+@pytest.mark.parametrize(("make", "power"), [(bilevel, 2), (bilevel_accelerated, 4)])
+def test_inner_solves_grow_as_the_theorems_have_it(make: Any, power: int) -> None:
+    problem, fed = setting()
+    mu, gamma = 0.5, 0.2
+    for tau in (1, 4):
+        knobs = {**INNER, "local_steps": tau, "step": gamma, "system_step": gamma}
+        method = make(**knobs, convexity=mu, schedule="theorem", constant=30.0, outer_step=0.01, cap=1.0)
+        state, rounds = method.init(problem, fed.n), [fed.ledger.total.rounds]
+        for t in range(2):
+            state = method.round(fed, state, Draw.of(0).round(t))
+            rounds.append(fed.ledger.total.rounds)
+        for s in range(2):
+            M = max(1 / gamma, (s + 1) ** (power / 2) * math.sqrt(30.0))
+            T = math.log(30.0 * (s + 1) ** power / gamma) / (gamma * mu) if tau == 1 else M * math.log(M**3) / mu
+            assert rounds[s + 1] - rounds[s] == 2 * (1 + math.ceil(math.ceil(T) / tau)) + 1
+    with pytest.raises(UsageError, match=r"method\.convexity"):
+        make(schedule="theorem")
 
 
 def test_weights_respect_the_cap() -> None:

@@ -1,5 +1,6 @@
 """fedadp: one round by hand for both angles, smoothing over the rounds a client took part in, traffic, bad input."""
 
+from dataclasses import replace
 from math import pi
 
 import pytest
@@ -7,12 +8,13 @@ import torch
 from learners import a_quadratic, federation, gradients, play
 
 from coterie.methods import fedadp
+from coterie.methods.shared.works import gradient
 from coterie.methods.weights.fedadp import gompertz
 from coterie.numerics import Draw
 
 
 def angle(G, direction):
-    return torch.stack([torch.arccos(g @ direction / (g.norm() * direction.norm())) for g in G])
+    return torch.stack([torch.arccos((g @ direction / (g.norm() * direction.norm())).clamp(max=1.0)) for g in G])
 
 
 @pytest.mark.parametrize("to", ["global", "target"])
@@ -60,6 +62,29 @@ def test_without_smoothing_only_this_round_counts():
     torch.testing.assert_close(after.angles, angle(G, g0))
 
 
+def test_the_angle_to_the_gradient_that_the_target_sends_as_a_client():
+    """Of MeritFed's authors: client 0's own batch, or that of the client that federation.target names."""
+    problem = a_quadratic()
+    for where, client in (("server", 0), (2, 2)):
+        fed = federation(problem, target=where)
+        s = play(fedadp(step=0.2, angle="client", smooth=False, batch=3), problem, 1, fed=fed)
+        G, _ = fed.gather(gradient, problem.start, draw=Draw.of(1).round(0).phase("gradient"), batch=3)
+        theta = angle(G, G[client])
+        torch.testing.assert_close(s.angles, theta, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(s.x, problem.start - 0.2 * torch.softmax(gompertz(s.angles, 5.0), 0) @ G)
+
+
+def test_in_a_round_without_that_client_the_angles_stay():
+    problem = a_quadratic()
+    method, fed = fedadp(angle="client"), federation(problem)
+    s = play(method, problem, 1)
+    others = replace(fed, ids=torch.tensor([1, 3]))
+    after = method.round(others, s, Draw.of(1).round(1))
+    assert torch.equal(after.angles, s.angles)
+    assert torch.equal(after.w, s.w)
+    assert not torch.equal(after.x, s.x)
+
+
 def test_larger_clients_weigh_more_from_the_start():
     problem = a_quadratic()
     counts = torch.tensor([12, 24, 12, 12, 12])
@@ -80,4 +105,5 @@ def test_the_target_is_asked_once_a_round_or_never(to, rounds):
 
 def test_only_the_angle_to_the_target_needs_a_target():
     assert fedadp().needs == {"gradient"}
+    assert fedadp(angle="client").needs == {"gradient"}
     assert fedadp(angle="target").needs == {"gradient", "target"}

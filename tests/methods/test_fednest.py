@@ -332,6 +332,7 @@ def test_equal_curvatures_keep_lfednest_from_drifting_unless_step_numbers_differ
     assert distances(fednest(**taus, outer_steps=5), problem, 45)[-1] < 1e-8
 
 
+@pytest.mark.slow
 def test_sampled_clients_leave_a_noise_floor() -> None:
     """With b_i ≠ 0 the mean b over the sampled is not zero, and no correction can know it."""
     problem = minimax_quadratic(WIDE, clients=30, dimension=4, scale=1.0)
@@ -416,6 +417,65 @@ def test_clients_of_weight_0_need_not_be_asked() -> None:
         floats[ask] = fed.ledger.total.floats_up
     assert floats == {"all": 5 * (5 * 4 + 1), "weighted": 2 * 5 * 4 + 5}
     torch.testing.assert_close(states["all"], states["weighted"])
+
+
+# Clients drawn anew in each phase
+
+
+def participants(method: Method, problem: Any, monkeypatch: pytest.MonkeyPatch, **table: Any) -> list[tuple[int, ...]]:
+    """The clients of each phase of one round, in order."""
+    seen: list[tuple[int, ...]] = []
+    run = Federation._ask
+
+    def noted(self: Federation, *args: Any, **more: Any) -> Any:
+        seen.append(tuple(self.ids.tolist()))
+        return run(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "_ask", noted)
+        rounds(method, problem, 1, federation(problem, **table))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("make", "sets"), [(fednest, 2 + 1 + 5 + 1), (fednest_sgd, 2 + 1 + 5 + 1), (lfednest, 3), (lfednest_svrg, 3)]
+)
+def test_each_phase_may_have_clients_of_its_own(make: Any, sets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T = 2 times FedInn, S_0, S_1 … S_5 and FedOut: 12 of 100 clients are hardly ever the same twice."""
+    problem = nested_quadratic(WIDE, **{**SMALL, "clients": 100})
+    settings = {"inner_rounds": 2, "terms": 5, "lipschitz": 20.0, **FULL}
+    same = participants(make(**settings), problem, monkeypatch, count=12)
+    anew = participants(make(**settings, redraw=True), problem, monkeypatch, count=12)
+    assert len(set(same)) == 1
+    assert len(anew) == len(same)
+    assert len(set(anew)) == sets
+
+
+def test_conjugate_gradients_keep_their_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = nested_quadratic(WIDE, **{**SMALL, "clients": 100})
+    method = fednest(terms=5, lipschitz=20.0, series="cg", redraw=True, **FULL)
+    *_, h, x = products = participants(method, problem, monkeypatch, count=12)
+    assert len(set(products[3:-2])) == 1
+    assert h == x
+
+
+def test_where_everybody_participates_nothing_is_drawn() -> None:
+    problem = nested_quadratic(WIDE, **SMALL)
+    settings = {"terms": 5, "lipschitz": 20.0, **FULL}
+    plain, anew = (rounds(fednest(**settings, redraw=flag), problem, 3)[-1] for flag in (False, True))
+    assert torch.equal(plain.x, anew.x)
+    assert torch.equal(plain.y, anew.y)
+
+
+def test_the_weights_too_have_clients_of_their_own_in_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same clients in p and in the slopes: the estimate of ∂F/∂w is biased; with others it is not."""
+    problem = quadratic(WIDE, clients=60, friends=20, dimension=4, rows=12)
+    settings = {"inner_rounds": 2, "terms": 3, "lipschitz": 2.0, **FULL}
+    same = participants(fednest_weights(**settings), problem, monkeypatch, count=12)
+    anew = participants(fednest_weights(**settings, redraw=True), problem, monkeypatch, count=12)
+    assert len(same) == len(anew) == 2 * 2 + 3 + 1
+    assert len(set(same)) == 1
+    assert len(set(anew)) == 2 + 3 + 1
 
 
 # What is refused

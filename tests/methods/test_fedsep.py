@@ -163,6 +163,20 @@ def test_the_update_descends_on_h(penalty):
     check_descent(method, problem, lambda x: sketch_decode(one_shard(problem), x, None, static, Draw.of(0)), 0.02)
 
 
+def test_a_vanishing_penalty_changes_nothing():
+    """The default server step does not jump at β = 0: while the support exceeds p it is that of β = 0."""
+    problem = regression()
+    knobs = {"size": 40, "sketch_seed": 1, "step": 0.05, "batch": "all", "decode_steps": 30}
+    plain, nearly, sparse = (fedsep(**knobs, penalty=penalty) for penalty in (0.0, 1e-9, 0.1))
+    states = [play(method, problem, 3) for method in (plain, nearly)]
+    torch.testing.assert_close(states[0].x, states[1].x, rtol=1e-4, atol=1e-5)
+    start = sparse.init(problem, 3)
+    assert int(sparse.view(start).more["support"]) <= 40
+    unit = play(fedsep(**knobs, penalty=0.1, server_step=1.0), problem, 1)
+    torch.testing.assert_close(play(sparse, problem, 1).x, unit.x)
+    assert float((states[0].x - start.x).norm()) > 0.1
+
+
 def test_the_general_update_descends_on_h():
     problem = a_quadratic()
     knobs = {"decode_step": 0.05, "decode_steps": 300, "rho": 2.0}
@@ -222,6 +236,7 @@ def test_a_fresh_sketch_each_round_leaves_the_first_p_dimensions():
     assert torch.linalg.matrix_rank(moves) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SKETCHES)
 def test_error_feedback_of_the_redrawn_sketch_loses_nothing(kind):
     """What clients sent and what they still hold back is what they learnt: θ − θ₀ = Σ v − mean e."""

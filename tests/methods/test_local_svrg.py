@@ -31,6 +31,7 @@ def test_one_step_is_gradient_descent_on_the_weighted_loss(problem: Weighting) -
     assert torch.allclose(x, problem.start - 0.1 * exact, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_batches_do_not_keep_it_from_the_exact_minimiser(problem: Weighting) -> None:
     svrg = SVRGSteps(0.1, 1, 0.1, 600, 3)
     x = solve(federation(problem), "model", problem.start, w, svrg, Draw.of(1))

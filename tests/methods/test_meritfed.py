@@ -12,7 +12,7 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Shard, pack
-from coterie.methods import fedavg, meritfed, sgd_full, sgd_ideal
+from coterie.methods import fedavg, meritfed, meritfed_zo, sgd_full, sgd_ideal
 from coterie.methods.shared.optimisers import UpdateRule
 from coterie.methods.weights.mirror import Judge, first_order, goal_gradient, judging_batch, mirror_descent
 from coterie.numerics import Draw, entropic_step, uniform
@@ -188,6 +188,25 @@ def test_the_mean_of_the_mirror_iterates():
     mean = mirror_descent(start, lambda w, i: slopes[i], **settings, average=True)
     torch.testing.assert_close(mean, torch.stack(seen).mean(0))
     assert mirror_descent(start, lambda w, i: slopes[i], step=0.5, steps=0, average=True) is start
+
+
+def test_each_mirror_step_may_continue_from_the_mean_so_far():
+    """As the authors do: step from the running mean, then take the new iterate into it."""
+    slopes = Draw.of(0).normal(4, 3, dtype=torch.float64)
+    start = mean = uniform(3, like=slopes)
+    seen = []
+    for slope in slopes:
+        seen.append(entropic_step(mean, slope, 0.5))
+        mean = torch.stack(seen).mean(0)
+    found = mirror_descent(start, lambda w, i: slopes[i], step=0.5, steps=4, average="continue")
+    torch.testing.assert_close(found, mean)
+    without = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64)
+    assert float(mirror_descent(without, lambda w, i: slopes[i], step=0.5, steps=4, average="continue")[0]) == 0.0
+    problem = a_quadratic()
+    for make in (meritfed, meritfed_zo):
+        found = [play(make(mirror_step=5.0, average=kind), problem, 2).w for kind in (False, True, "continue")]
+        assert not torch.allclose(found[1], found[2])
+        assert not torch.allclose(found[0], found[2])
 
 
 def test_the_exponent_is_cut_after_some_rounds():

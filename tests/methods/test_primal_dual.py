@@ -200,3 +200,16 @@ def test_no_warning_where_the_constants_are_unknown():
     result = run_rounds(parts, None)
     assert result.summary["outcome"] == "finished"
     assert result.state.bound is None
+
+
+def test_the_record_has_the_residuals_of_the_saddle_point():
+    problem = a_quadratic()
+    method = primal_dual(step=0.3, dual_step=0.6, local_steps=10, **FROZEN)
+    start = method.round(federation(problem), method.init(problem, problem.clients), Draw.of(0))
+    G, g0 = gradients(problem, problem.start)
+    one = primal_dual(step=0.3, dual_step=0.6, **FROZEN)
+    more = one.view(one.round(federation(problem), one.init(problem, problem.clients), Draw.of(0))).more
+    assert more["primal_residual"] == pytest.approx(float((start.w @ G).norm()))
+    assert more["dual_residual"] == pytest.approx(float(g0.norm()))  # λ = 0
+    settled = method.view(play(method, problem, 15)).more
+    assert max(settled["primal_residual"], settled["dual_residual"]) < 1e-6

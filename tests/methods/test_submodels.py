@@ -28,12 +28,13 @@ from coterie.methods import (
     zerofl,
 )
 from coterie.methods.shared.works import gradient
-from coterie.methods.submodels.carving import Local, Part, asked, merged
+from coterie.methods.submodels.carving import Local, Part, asked, levels_of, merged
 from coterie.methods.submodels.distilling import distilled, soft_cross_entropy
 from coterie.methods.submodels.fed_et import verdict
+from coterie.methods.submodels.feddst import kept_by_any
 from coterie.methods.submodels.fedsep_submodel import decoded_mask, on_budget
-from coterie.methods.submodels.flash import _kept
-from coterie.methods.submodels.thinning import counts, densest, size
+from coterie.methods.submodels.flash import ranking, rearranged
+from coterie.methods.submodels.thinning import counts, densest, erdos_renyi_kernel, size, spread
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.catalogue.registry import problem_entry
@@ -202,18 +203,48 @@ def test_parts_of_a_federation_are_one_round_together():
 # ---- FedSep's decode
 
 
-def test_decode_finds_the_kernels_that_matter():
-    """Half of the hidden units of a trained perceptron are cut off from its outputs: they are not chosen."""
-    problem = a_problem(model="mlp", width=None, clients=2, classes=10, rows=100, capacities=[0.5], public=0)
-    cut, rows = problem.task.anatomy, problem.train.client(0)
-    theta = problem.start
+CHOICES: dict[str, dict[str, Any]] = {
+    "as printed": {"choose": "relaxed", "budget": "flops", "decode_step": 0.01, "decode_steps": 10},
+    "straight-through": {"choose": "straight-through", "budget": "kernels", "decode_step": 0.05, "decode_steps": 20},
+    "saliency": {"choose": "saliency", "budget": "kernels", "decode_step": 0.05, "decode_steps": 1},
+}
+
+
+def a_trained_perceptron(share: float) -> tuple[SubModels, Tensor]:
+    problem = a_problem(model="mlp", width=None, clients=2, classes=10, rows=100, capacities=[share], public=0)
+    rows, theta = problem.train.client(0), problem.start
     for _ in range(60):
         theta = theta - 0.5 * problem.task.full_gradient(theta, rows)
+    return problem, theta
+
+
+def decoded_by(choice: str, problem: SubModels, theta: Tensor) -> Tensor:
+    static = Static(level=0, width=16, decode_batch="all", decay=0.01, resource=10.0, **CHOICES[choice])
+    return decoded_mask(Shard(problem.task, problem.train.client(0), None), theta, static, Draw.of(0))
+
+
+def test_the_search_optimises_what_is_cut():
+    """At a quarter of the units, the loss after the cut: below that of soft masks as printed, and of chance."""
+    problem, theta = a_trained_perceptron(0.25)
+    cut, rows = problem.task.anatomy, problem.train.client(0)
+
+    def loss(mask: Tensor) -> float:
+        return float(problem.task.full_loss(cut.gated(theta, mask), rows))
+
+    found = {choice: loss(decoded_by(choice, problem, theta)) for choice in CHOICES}
+    chance = [loss(cut.top(0.25, Draw.of(i).uniform(64))) for i in range(5)]
+    assert found["straight-through"] < 0.75 * found["as printed"] < 0.75 * sum(chance) / 5
+    assert found["saliency"] < 0.75 * found["as printed"]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_decode_finds_the_kernels_that_matter(choice):
+    """Half of the hidden units of a trained perceptron are cut off from its outputs: they are not chosen."""
+    problem, theta = a_trained_perceptron(0.5)
+    cut, rows = problem.task.anatomy, problem.train.client(0)
     dead = torch.randperm(64, generator=torch.Generator().manual_seed(0))[:32]
     theta = torch.where(torch.isin(cut.feeder, dead) & (cut.owner == cut.kernels), 0.0, theta)
-    knobs = {"decode_step": 0.01, "decode_steps": 10, "decode_batch": "all", "decay": 0.01, "resource": 10.0}
-    static = Static(level=0, width=16, **knobs)
-    mask = decoded_mask(Shard(problem.task, rows, None), theta, static, Draw.of(0))
+    mask = decoded_by(choice, problem, theta)
     assert int(mask.sum()) == 32
     assert int(mask[dead].sum()) <= 8  # a few of the others do nothing either
     alive, by_chance = ~torch.isin(torch.arange(64), dead), cut.top(0.5, Draw.of(1).uniform(64))
@@ -302,7 +333,7 @@ def test_zerofl_moves_the_largest_weights_only():
 def test_feddst_moves_its_masks_and_keeps_their_sizes():
     problem = a_problem(capacities=[0.5, 0.25])
     cut = problem.task.anatomy
-    method = feddst(**STEPS, readjust=2, change=0.4, until=10)
+    method = feddst(**STEPS, readjust=2, change=0.4, until=10, when="middle", density="uniform")
     states = [play(method, problem, rounds) for rounds in (0, 1, 2)]
     expected = [size(cut, counts(cut, share)) for share in (0.5, 0.25)]
     for s in states:
@@ -321,16 +352,138 @@ def test_flash_fixes_densities_in_its_first_round():
     s = play(flash(**STEPS), problem, 1, fed=fed)
     tensors = sum(part.is_weight for part in cut.segments)
     assert fed.ledger.total.floats_up == 6 * tensors
-    kept = [_kept(cut, share, s.sensitivity) for share in (0.5, 0.125)]
+    kept = [spread(cut, share, s.sensitivity) for share in (0.5, 0.125)]
     weights = [part.stop - part.start for part in cut.segments if part.is_weight]
     assert abs(sum(kept[0]) - 0.5 * sum(weights)) <= tensors
     assert abs(sum(kept[1]) - 0.125 * sum(weights)) <= tensors
     assert all(small <= large for large, small in zip(*kept, strict=True))
-    largest = densest(cut, problem.start.abs(), kept[0])
+    largest = densest(cut, ranking(problem.start, "random"), kept[0])
     torch.testing.assert_close(s.x, problem.start * largest)
     later = play(flash(**STEPS), problem, 3)
     assert bool((later.x[~largest] == 0).all())
     assert torch.equal(later.sensitivity, s.sensitivity)
+
+
+def test_densities_by_shape_keep_the_share():
+    """ERK: densities go with Σ dimensions/Π dimensions, but for tensors that are kept whole."""
+    cut = a_problem(width=16).task.anatomy
+    sizes = torch.tensor([s.stop - s.start for s in cut.segments if s.is_weight])
+    kept = torch.tensor(spread(cut, 0.25, erdos_renyi_kernel(cut)))
+    assert abs(int(kept.sum()) - 0.25 * int(sizes.sum())) <= len(sizes)
+    shapes = [p.shape for name, p in cut.module.named_parameters() if len(cut.axes[name]) > 1]
+    expected = torch.tensor([sum(shape) / shape.numel() for shape in shapes])
+    partial = kept < sizes
+    assert 1 < int(partial.sum()) < len(sizes)
+    ratio = (kept / sizes / expected)[partial]
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio), rtol=0.02, atol=0.0)
+
+
+def test_feddst_readjusts_at_the_end_and_drops_what_all_clients_drop():
+    problem = a_problem(capacities=[0.25])
+    method = feddst(**STEPS, readjust=1, change=0.5, until=10)
+    fed, s = federation(problem, count=1), method.init(problem, 6)
+    after = method.round(fed.begin(1, Draw.of(0)), s, Draw.of(0))
+    dropped = s.masks[0] & ~after.masks[0]
+    assert after.masks.sum() == s.masks.sum()
+    assert int(dropped.sum()) > 0
+    assert bool((after.x[~after.masks[0]] == 0).all())
+    grown = after.masks[0] & ~s.masks[0]
+    assert bool((after.x[grown] == 0).all()), "they have not been trained yet"
+    parts = [Part(torch.tensor([0, 2]), torch.zeros(1, 2)), Part(torch.tensor([[2, 3]]), torch.zeros(1, 2))]
+    assert kept_by_any(torch.zeros(5), parts).tolist() == [True, False, True, True, False]
+
+
+def test_stage_one_of_flash_moves_entries_to_where_weights_are_large():
+    parts = [10.0 * torch.arange(1.0, 101.0), torch.arange(1.0, 101.0)]
+    masks = [torch.arange(100) < 50, torch.arange(100) < 50]
+    new = rearranged(parts, masks, 0.2, Draw.of(0))
+    counted = [int(mask.sum()) for mask in new]
+    assert counted == [40 + 18, 40 + 1]  # 20 removed in all, grown as 10 : 1, rounded down
+    assert bool(new[0][10:50].all())  # the smallest tenth of each went, apart from those that grew again
+    full = rearranged(parts, [torch.arange(100) < 99, torch.arange(100) < 50], 0.2, Draw.of(0))
+    assert int(full[0].sum()) == 100
+
+
+def test_zerofl_counts_what_was_not_sent_as_no_change():
+    problem = a_problem(capacities=[0.25])
+    by_all, by_senders = (play(zerofl(**STEPS, average=a), problem, 1).x for a in ("active", "holders"))
+    ratio = (by_all - problem.start) / (by_senders - problem.start)
+    ratio = ratio[by_senders != problem.start]
+    torch.testing.assert_close(6 * ratio, (6 * ratio).round(), rtol=1e-6, atol=1e-6)
+    assert set((6 * ratio).round().int().tolist()) == {1, 2, 3, 4, 5, 6}
+
+
+# ---- what the public code of HeteroFL and FedRolex does
+
+
+def test_rows_of_the_output_layer_are_averaged_over_the_holders_of_a_class():
+    problem = a_problem(capacities=[1.0], masked="zero")
+    cut, holds = problem.task.anatomy, problem.task.holds
+    settings = {**STEPS, "batch": "all"}
+    by_all, by_holders = (play(heterofl(**settings, output=o), problem, 1).x for o in ("clients", "holders"))
+    factor = torch.ones_like(problem.start)
+    for c in range(10):
+        assert 0 <= int(holds[:, c].sum()) < 6
+        factor[cut.output == c] = 6 / max(1, int(holds[:, c].sum()))
+    torch.testing.assert_close(by_holders - problem.start, factor * (by_all - problem.start))
+    assert int((cut.output >= 0).sum()) == sum(p.numel() for p in list(cut.module.parameters())[-2:])
+
+
+@pytest.mark.parametrize("method", [heterofl, fedrolex, federated_dropout, fedsep_submodel])
+def test_where_everybody_has_all_classes_the_output_rule_changes_nothing(method):
+    problem = a_problem(classes=10, rows=20)
+    one, two = (play(method(**STEPS, output=o), problem, 2).x for o in ("clients", "holders"))
+    torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize(("masked", "instead"), [("client", -torch.inf), ("zero", 0.0)])
+def test_the_loss_masks_the_classes_that_the_client_lacks(masked, instead):
+    problem = a_problem(masked=masked, classes=3)
+    rows = problem.train.client(0)
+    labels, outputs = rows.all().labels[:2], Draw.of(0).normal(2, 10, dtype=torch.float64)
+    own = problem.task.own(problem.task.at(0), rows)
+    expected = outputs.clone()
+    expected[:, ~problem.task.holds[0]] = instead
+    assert int(problem.task.holds[0].sum()) == 3
+    torch.testing.assert_close(own.loss_by_row(outputs, labels), cross_entropy(expected, labels))
+    assert a_problem(masked=False).task.own(problem.task, rows) is problem.task
+
+
+def test_masked_by_client_or_batch_is_the_same_where_batches_are_whole():
+    settings = {**STEPS, "batch": "all"}
+    by_batch, by_client = (play(heterofl(**settings), a_problem(masked=m), 2).x for m in ("batch", "client"))
+    torch.testing.assert_close(by_batch, by_client)
+
+
+def test_capacities_are_drawn_anew_where_the_problem_is_dynamic():
+    problem = a_problem(Context(0, torch.float32), dynamic=True)
+    drawn = [levels_of(problem.task, problem.levels, Draw.of(1).round(t)) for t in range(3)]
+    assert len({tuple(levels.tolist()) for levels in drawn}) == 3
+    for method in (heterofl, fedrolex, federated_dropout, zerofl, feddst, fedsep_submodel):
+        fed = federation(problem)
+        play(method(**STEPS), problem, 3, fed=fed)
+        if method in (heterofl, fedrolex, federated_dropout):
+            assert fed.ledger.total.floats_up == sum(sum(sizes(problem, levels)) for levels in drawn)
+
+
+def test_kernels_are_rounded_up_where_asked():
+    up, down = (a_problem(rounding=r, capacities=[1.0, 0.3]).task.anatomy for r in ("up", "down"))
+    assert (up.sizes, up.counts(0.3)) == ((8, 16, 16, 16), (3, 5, 5, 5))
+    assert down.counts(0.3) == (2, 4, 4, 4)
+    assert up.counts(0.5) == down.counts(0.5)
+    assert up.counts(0.01) == (1, 1, 1, 1)
+
+
+def test_local_gradients_are_clipped_and_weights_decay():
+    problem = a_problem(capacities=[1.0], clients=1)
+    settings = {"step": 0.5, "local_steps": 1, "batch": "all"}
+    g = (problem.start - play(heterofl(**settings), problem, 1).x) / 0.5
+    limit = 0.5 * float(g.norm())
+    clipped = problem.start - play(heterofl(**settings, clip=limit), problem, 1).x
+    torch.testing.assert_close(clipped, 0.25 * g)
+    torch.testing.assert_close(play(heterofl(**settings, clip=3 * limit), problem, 1).x, problem.start - 0.5 * g)
+    decayed = problem.start - play(heterofl(**settings, l2=0.1), problem, 1).x
+    torch.testing.assert_close(decayed, 0.5 * (g + 0.1 * problem.start))
 
 
 # ---- distillation

@@ -1,9 +1,12 @@
 """tawt: rounds by hand, every second round, traffic; it finds the friends."""
 
+from dataclasses import replace
+
 import torch
 from learners import WIDE, a_quadratic, federation, gradients, play, skewed
 
 from coterie.methods import tawt
+from coterie.numerics import Draw
 from coterie.problems.catalogue.mean_estimation import mean_estimation
 
 
@@ -18,6 +21,20 @@ def test_two_rounds_by_hand():
     x = x - 0.2 * w @ gradients(problem, x)[0]  # the second round leaves the weights alone
     torch.testing.assert_close(s.w, w)
     torch.testing.assert_close(s.x, x)
+
+
+def test_the_cosine_to_the_gradient_that_the_target_sends_as_a_client():
+    """Of MeritFed's authors: client 0's own gradient, and c = 100 γ; nothing is asked of the target."""
+    problem = a_quadratic()
+    fed = federation(problem, target=1)
+    s = play(tawt(step=0.003, angle="client"), problem, 1, fed=fed)
+    G, _ = gradients(problem, problem.start)
+    w = torch.softmax(0.3 * (G @ G[1]) / (G.norm(dim=1) * G[1].norm()), 0)
+    torch.testing.assert_close(s.w, w)
+    assert fed.ledger.total.rounds == 1
+    assert tawt(angle="client").needs == {"gradient"}
+    others = replace(fed, ids=torch.tensor([0, 2]))
+    torch.testing.assert_close(tawt(angle="client", every=1).round(others, s, Draw.of(0)).w, s.w)
 
 
 def test_the_target_is_asked_every_second_round():

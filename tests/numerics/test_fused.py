@@ -22,6 +22,7 @@ def loss(x: Tensor, rows: Tensor) -> Tensor:
 
 @compiler
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.slow
 def test_vectorised_twice_it_is_the_plain_function() -> None:
     plain = grad(loss)
     fused = Fused(plain)

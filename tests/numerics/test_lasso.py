@@ -67,7 +67,7 @@ def slope_by_differences(f, x, v, h=1e-6):
 
 
 @every
-@pytest.mark.parametrize("penalty", [0.05, 0.2])
+@pytest.mark.parametrize("penalty", [0.05, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_pulling_back_is_the_transposed_derivative_of_the_lasso(S, penalty):
     x, v = sketched(S), normal("v", D)
     support = lasso(S, x, penalty, steps=STEPS).support

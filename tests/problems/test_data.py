@@ -3,6 +3,8 @@
 import gzip
 import io
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from fake_data import (
 
 from coterie.errors import RunError, UsageError
 from coterie.problems.data import catalogue, sets
+from coterie.problems.data.digits import digits
 from coterie.problems.data.load import LOADERS, load
 from coterie.problems.data.sets import KNOWN, File, Known
 
@@ -473,3 +476,17 @@ def test_the_published_data_are_read_whole(name: str) -> None:
 def test_the_published_data_have_their_checksums(name: str) -> None:
     need(name)
     assert {row["state"] for row in catalogue.check(name)} == {"fine"}
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    from sklearn.datasets import load_digits
+
+    found, theirs = digits(), load_digits()
+    assert (16 * found.x[:, 0]).double().equal(torch.tensor(theirs.images))
+    assert found.y.equal(torch.tensor(theirs.target))
+
+
+def test_a_default_problem_is_built_without_importing_scikit_learn() -> None:
+    code = "import sys; from coterie.problems import Context; from coterie.problems.catalogue.friends import friends; "
+    code += "friends(Context(0)); sys.exit(any(name in sys.modules for name in ('sklearn', 'scipy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -273,6 +273,13 @@ def test_the_papers_sizes_on_the_published_data(data: Any) -> None:
     assert len(held_out(problem).labels) == plan.test
 
 
+def test_the_penalty_makes_a_linear_model_strongly_convex() -> None:
+    plain, ridged = (groups(Context(0), clients=3, train=20, model="logistic", l2=l2) for l2 in (0.0, 0.3))
+    v = torch.ones_like(plain.start)
+    products = [p.task.full_hvp(p.start, v, p.train.client(0)) for p in (plain, ridged)]
+    torch.testing.assert_close(products[1] - products[0], 0.3 * v, atol=1e-5, rtol=1e-4)
+
+
 def test_selection_rows_are_neither_training_nor_validation_nor_test_rows() -> None:
     plain, problem = groups(SEED, clients=3), groups(SEED, clients=3, selection=40)
     assert problem.selection is not None

@@ -105,6 +105,34 @@ def test_the_papers_sizes(data):
     assert len(problem.start) == 61_706
 
 
+def test_class_lists_may_overlap_as_in_the_iid_case():
+    everything = [*range(10)]
+    problem = noisy_clients(Context(0), clients=4, classes=[everything, everything], clean_rows=150, noisy_rows=150)
+    assert problem.train.counts.tolist() == [150] * 4
+    assert problem.friends == 2
+    assert problem.best_weights.tolist() == [0.5, 0.5, 0.0, 0.0]
+    first, second = (problem.train.client(k).columns for k in range(2))
+    assert first[1].bincount(minlength=10).min() >= 8
+    rows = {tuple(x.flatten().tolist()) for x in first[0]}
+    assert not rows & {tuple(x.flatten().tolist()) for x in second[0]}
+    shared = noisy_clients(Context(0), clients=3, classes=[[0, 1], [1]])
+    assert shared.best_weights.tolist() == [0.75, 0.25, 0.0]
+    assert shared.train.client(1).columns[1].unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clients": 3, "classes": [[0], [1], [2], [3]]}, "lists for 4 clean clients, but there are 3"),
+        ({"classes": [[0, 10]]}, "class 10, but the data has classes 0 … 9"),
+        ({"classes": [[1, 1]]}, "twice for client 0"),
+    ],
+)
+def test_bad_class_lists_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        noisy_clients(Context(0), **options)
+
+
 def test_selection_rows_are_set_apart_from_the_test() -> None:
     plain, problem = noisy_clients(Context(0)), noisy_clients(Context(0), selection=10)
     assert plain.test is not None

@@ -47,3 +47,21 @@ def test_too_many_clients_are_refused() -> None:
         partition("shard", LABELS, 6, 2, Draw.of(0))
     with pytest.raises(UsageError, match="cannot be split"):
         split(torch.arange(1), 0.5, Draw.of(0))
+
+
+def pairs(name: str) -> list[tuple[int, ...]]:
+    """The classes of each of 100 clients, two each."""
+    return [tuple(LABELS[part].unique().tolist()) for part in partition(name, LABELS, 100, 2, Draw.of(0))]
+
+
+def test_classes_are_dealt_at_random_and_evenly() -> None:
+    dealt = pairs("classes")
+    assert {len(pair) for pair in dealt} == {2}
+    assert len(set(dealt)) > 35  # of the 45 pairs that there are
+    assert sorted(c for pair in dealt for c in pair) == sorted(20 * list(range(10)))
+    assert len(set(pairs("ring"))) == 10
+    uneven = partition("classes", LABELS, 7, 3, Draw.of(0))
+    holders = torch.bincount(torch.tensor([c for part in uneven for c in LABELS[part].unique().tolist()]))
+    assert {len(LABELS[part].unique()) for part in uneven} == {3}
+    assert int(holders.max()) - int(holders.min()) <= 1
+    assert len(torch.cat(uneven)) == len(torch.cat(uneven).unique())

@@ -1,11 +1,15 @@
 """Studies: a coordinator's commands (study) and a partner's (site), and doctor."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from coterie.cli.app import Json, Sets, app, new_folder, print_json, print_rows
+from coterie.cli.app import Json, Sets, app, given, new_folder, print_json, print_rows
+from coterie.errors import UsageError
+
+if TYPE_CHECKING:
+    from coterie.experiment.config import Config
 
 study = typer.Typer(help="Studies with partners who keep their data: the coordinator.", no_args_is_help=True)
 site = typer.Typer(help="Studies with partners who keep their data: a partner's site.", no_args_is_help=True)
@@ -45,7 +49,6 @@ def new(
 
     With --engine embedded it can only be tried on this machine, by `coterie study trial`.
     """
-    from coterie.errors import UsageError
     from coterie.problems.sites.folder import Study
     from coterie.problems.sites.terms import terms_of
 
@@ -88,8 +91,26 @@ def invite(folder: Folder, partners: Partners, days: Days = 30) -> None:
     from coterie.problems.sites.folder import Study
     from coterie.study import coordinator
 
-    for path in coordinator.invite(Study.read(folder), _listed(partners), days)[1]:
-        print(path)
+    found, names = Study.read(folder), _listed(partners)
+    if not names:
+        raise UsageError("name the partners: --partners east,west.")
+    for name, path in zip(names, coordinator.invite(found, names, days)[1], strict=True):
+        again = f"; the invitation that {name} had is no longer accepted" if name in found.sites else ""
+        print(f"{path}    (holds keys: send it to this partner only{again})")
+    print(f"A server that runs must be started again: coterie study serve {folder}")
+
+
+@study.command(epilog="Example: coterie study remove hospitals --partners north")
+def remove(folder: Folder, partners: Partners) -> None:
+    """Take partners out of a study, such as one that has left: later runs neither ask them nor wait for them."""
+    from coterie.problems.sites.folder import Study
+    from coterie.study import coordinator
+
+    names = _listed(partners)
+    rest = coordinator.remove(Study.read(folder), names)
+    print(f"Their keys and invitations here are deleted. The sites are now: {', '.join(rest.sites) or 'none'}.")
+    for name in names:
+        print(f"What is still kept of {name}: coterie study kept {folder} {name}")
 
 
 @study.command(epilog="Example: coterie study serve hospitals")
@@ -137,16 +158,71 @@ def trial(
     json: Json = False,
 ) -> None:
     """Run the whole study on this machine, without a network: every file is read by itself, and answers orders only."""
-    from coterie.cli.running import show
-    from coterie.engines.embedded import launch
     from coterie.experiment import config as configuration
 
-    problem = {"problem.folder": str(folder), "problem.sites": sites, "problem.unseen": unseen}
-    flags = {"run.problem": "study", "run.engine": "embedded", "run.method": method, "run.rounds": rounds, **problem}
+    flags = _trial_flags(folder, sites, unseen) | {"run.method": method, "run.rounds": rounds}
     sets = {"run.baselines": ["local-train", "fedavg"], **configuration.parse_sets(set_ or [])}
     resolved = configuration.load(None, sets, flags)
-    results = out or new_folder("trial", folder.resolve().name, method)
-    show(lambda watch: launch(resolved, results, watch, force=False, resume=False, options={}), results, json)
+    if resolved.problem["everyone"]:
+        raise UsageError(f"{method} makes every site a target; try it with: coterie collaborate --study {folder}.")
+    _run_trial(resolved, out or new_folder("trial", folder.resolve().name, method), json, force=False)
+
+
+def _trial_flags(folder: Path, sites: str, unseen: str) -> dict[str, Any]:
+    problem = {"problem.folder": str(folder), "problem.sites": sites, "problem.unseen": unseen}
+    return {"run.problem": "study", "run.engine": "embedded", **problem}
+
+
+def _run_trial(config: "Config", folder: Path, json: bool, *, force: bool) -> None:
+    from coterie.cli.running import show
+    from coterie.engines.embedded import launch
+
+    show(lambda watch: launch(config, folder, watch, force=force, resume=False, options={}), folder, json)
+
+
+@app.command(epilog="Example: coterie collaborate --study hospitals")
+def collaborate(
+    study: Annotated[Path, typer.Option(help="The folder of a study: partners who keep their data.")],
+    sites: Annotated[
+        str | None, typer.Option(help="Files that stand for the sites, to try it on one machine, as a pattern.")
+    ] = None,
+    unseen: Annotated[
+        Literal["refuse", "share", "missing"],
+        typer.Option(help="With --sites: what sites do with categories that you do not have."),
+    ] = "refuse",
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds to train.")] = 60,
+    seed: Annotated[int | None, typer.Option(help="Fixes splits, start and every draw.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
+    set_: Sets = None,
+    json: Json = False,
+    force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
+) -> None:
+    """Train with every site as a target: each receives its own model and its own row of the weights, and only these.
+
+    A site splits its own rows into those that train, validate and test. You see every model and the whole matrix of
+    weights, but not how well the model of another site does: it is tested there.
+    """
+    from coterie.cli.engines import launcher, study_settings
+    from coterie.experiment import config as configuration
+    from coterie.study.delivery import as_line, deliver_trial
+
+    folder = out or new_folder("collaborate", study.resolve().name)
+    flags = {"run.method": "collaborate", "run.rounds": rounds, **given(run_seed=seed)}
+    sets = {"run.baselines": [], **configuration.parse_sets(set_ or [])}
+    if sites is not None:
+        resolved = configuration.load(None, sets, flags | _trial_flags(study, sites, unseen))
+        _run_trial(resolved, folder, json, force=force)
+        lines = deliver_trial(configuration.load(folder / "config.toml"), folder)
+        if not json:
+            print_rows(lines, json)
+        return
+    from coterie.cli.running import show
+
+    resolved = configuration.load(None, {**study_settings(study), **sets}, flags)
+    launch, options = launcher(resolved.run.engine, "study"), {"json": json, "share": True}
+    show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
+    if not json:
+        print_rows([as_line(folder / "own")], json)
 
 
 @study.command(epilog="Example: coterie study kept hospitals north")
@@ -155,20 +231,22 @@ def kept(
     name: Annotated[str, typer.Argument(metavar="SITE", help="The name of the site.")],
     json: Json = False,
 ) -> None:
-    """List what the coordinator keeps of a site."""
+    """List what the coordinator keeps of a site: every file, and what it holds."""
     from coterie.problems.sites.folder import Study
-    from coterie.study import coordinator
+    from coterie.study.kept import kept as files_kept
 
-    rows = [{"file": file, "holds": holds} for file, holds in coordinator.kept(Study.read(folder), name).items()]
-    rows.append({"file": "result folders of runs", "holds": f"the weight of {name}, events that name it, the model"})
-    print_rows(rows, json)
+    rows = files_kept(Study.read(folder), name)
+    if rows or json:
+        print_rows(rows, json)
+    else:
+        print(f"Nothing is kept of {name}.")
 
 
 @site.command(epilog="Example: coterie site check theirs.csv --invitation north.invite")
 def check(
     data: Annotated[Path, typer.Argument(help="Your file.")], invitation: InvitationFile, policy: Settings = None
 ) -> None:
-    """Compare your file with the study, and say what will leave this site and what never does. Nothing is sent."""
+    """Compare your file with the study, and report what will leave this site and what never does. Nothing is sent."""
     from coterie.study import site as partner
     from coterie.study.home import read_settings
     from coterie.study.invitation import Invitation
@@ -183,6 +261,7 @@ def check(
     faults = [f"{fault.what}\n    {fault.remedy}" for fault in checked.found.faults]
     _print("Faults, which only you are told", [*faults, *([checked.refusal] if checked.refusal else [])])
     found.check_date()
+    found.check_version()
     if not checked.fits:
         raise typer.Exit(1)
     print(f"\n{data.name}: {checked.found.rows} rows fit the study.")
@@ -198,7 +277,6 @@ def join(
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit and a Dockerfile, and end.")] = False,
 ) -> None:
     """Take part in a study until it is stopped. This machine dials the coordinator; no port is opened here."""
-    from coterie.errors import UsageError
     from coterie.study import site as partner
     from coterie.study.home import Home
     from coterie.study.invitation import Invitation
@@ -210,9 +288,10 @@ def join(
     else:
         found = partner.prepare(Invitation.read(invitation), data, policy, home)
     if service:
-        for path in partner.service(found):
+        paths = partner.service(found)
+        for path in paths:
             print(path)
-        print("Install it with: systemctl --user enable --now PATH; and: loginctl enable-linger")
+        print(f"Install it with: systemctl --user enable --now {paths[0]}; and: loginctl enable-linger")
         return
     about = found.invitation
     print(f"{about.site} takes part in {about.study}, at {about.address}; its folder is {found.folder}.", flush=True)
@@ -234,21 +313,38 @@ def log(
 
 @site.command(epilog="Example: coterie site receive --out model")
 def receive(home: Home_ = None, out: Annotated[Path, typer.Option(help="Where models go.")] = Path("received")) -> None:
-    """Take the models that the coordinator sent; `coterie predict` uses them."""
+    """Take the models that the coordinator sent; `coterie predict` uses them.
+
+    A model of your own, where every site is a target, comes with your row of the weights: who helped you.
+    """
     from coterie.study import site as partner
+    from coterie.study.delivery import ROW, as_line
     from coterie.study.home import Home
 
-    for folder in partner.receive(Home.find(home), out):
+    folders = partner.receive(Home.find(home), out)
+    for folder in folders:
         print(f"{folder}    (coterie predict {folder} FILE)")
+    if lines := [as_line(folder) for folder in folders if (folder / ROW).is_file()]:
+        print_rows(lines, False)
 
 
 @site.command(epilog="Example: coterie site leave")
 def leave(home: Home_ = None) -> None:
-    """Leave a study: remove its keys and settings from this machine; the journal stays."""
+    """Leave a study: delete its invitation, keys, settings, logs and memory here; journal and received models stay.
+
+    Stop the site first. The coordinator keeps what `coterie study kept` lists there.
+    """
     from coterie.study import site as partner
     from coterie.study.home import Home
 
-    print(f"You have left. The journal is kept in {partner.leave(Home.find(home))}.")
+    found = Home.find(home)
+    about, left = found.invitation, partner.leave(found)
+    print(f"{about.site} has left {about.study}: {found.folder} is deleted, with its keys and settings.")
+    for what, path in (("journal", left.journal), ("models received", left.received)):
+        if path is not None:
+            print(f"Kept here: {path} ({what})")
+    print(f"Tell the coordinator, who then runs: coterie study remove {about.study} --partners {about.site}")
+    print(f"and lists what is kept there of this site with: coterie study kept {about.study} {about.site}")
 
 
 @app.command(epilog="Example: coterie doctor hospitals")

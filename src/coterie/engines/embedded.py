@@ -108,7 +108,7 @@ def plan_of(config: Config, agreement: Agreement) -> Plan:
         config: the configuration of the run.
         agreement: what was agreed.
     """
-    settings = {key: config.problem[key] for key in ("model", "loss", "l2", "balance")}
+    settings = {key: config.problem[key] for key in ("model", "loss", "l2", "balance", "everyone", "own", "test")}
     scaling = "own" if agreement.scaling == "own" else "common"
     return Plan(agreement.preparation, **settings, dtype=config.run.dtype, seed=config.run.seed, scaling=scaling)
 

@@ -225,8 +225,12 @@ def _compact(rows: Tensor) -> Tensor:
 
 
 def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -> Tree:
+    later = _with_defaults(template)
+
     def tensor(name: str, like: Tensor) -> Tensor:
         found = tensors.get(name)
+        if found is None and name in later:
+            return like
         if found is None or found.shape != like.shape or found.dtype != like.dtype:
             raise Damaged(f"its {name} does not fit the configuration")
         return found.to(like.device)
@@ -247,11 +251,17 @@ def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -
             leaves.append(Memory(Handle(tree_unflatten(inner, structure), versions.to(inner[0].device))))
         elif isinstance(leaf, Tensor):
             leaves.append(tensor(name, leaf))
-        elif name in plain:
-            leaves.append(plain[name])
+        elif name in plain or name in later:
+            leaves.append(plain.get(name, leaf))
         else:
             raise Damaged(f"it lacks {name}")
     return tree_unflatten(leaves, tree_flatten(template)[1])
+
+
+def _with_defaults(template: Tree) -> set[str]:
+    """The fields of a method's state that have defaults: checkpoints of earlier versions may lack them."""
+    inner, prefix = (template.inner, "inner.") if isinstance(template, StagedState) else (template, "")
+    return {f"{prefix}{name}" for name in getattr(type(inner), "_field_defaults", ())}
 
 
 def _checksum(header: str, tensors: dict[str, Tensor]) -> str:

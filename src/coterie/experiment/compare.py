@@ -17,7 +17,6 @@ from coterie.numerics.paired import flip_test, holm, least_p, ranks, t_test
 from coterie.plugins import label, labels
 from coterie.storage import write_atomically, write_json
 
-CHECKPOINTS = 20  # a run
 WITH_BUDGET = 5  # times as many rounds at most, so that cheap methods can use the budget up
 CHOSEN = {"run.threads", "run.checkpoint", "run.record", "federation.mode", "federation.chunk", "federation.memory"}
 LEVEL = 0.05
@@ -112,10 +111,7 @@ def compare(
     result = {"methods": _unique(c.method for c in cases), "seeds": _unique(c.seed for c in cases)}
     if not (folder / "compare.json").is_file():
         write_json(folder / "compare.json", {**result, "outcome": "not finished"})
-    every = max(1, cases[0].config.run.rounds // CHECKPOINTS)
-    asked = cases[0].config.run.checkpoint != 1  # else fewer are enough
-    runs = [Job(case.config if asked else case.config.with_run(checkpoint=every), path) for case, path in placed]
-    summaries = run_all(runs, at_once=jobs, watch=watch)
+    summaries = run_all([Job(case.config, path) for case, path in placed], at_once=jobs, watch=watch)
     result = {**result, **summarise(list(zip(cases, summaries, strict=True)), measure)}
     write_json(folder / "compare.json", result)
     return result

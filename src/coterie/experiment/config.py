@@ -59,7 +59,7 @@ class RunTable(_Table):
     compile: bool = False
     portable: bool = False  # the same bits on Intel and AMD, see `machine.py`
     record: Count = 1
-    checkpoint: Count = 1
+    checkpoint: Literal["auto"] | Count = "auto"  # auto: after the first round that ends a second after the last one
     baselines: list[str] | None = None
     budget: Count | None = None  # bytes: the first round that reaches it is the last
     exchanges: Count | None = None  # rounds of communication: the first round that reaches them is the last

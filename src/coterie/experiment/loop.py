@@ -43,6 +43,7 @@ from coterie.stop import Rule, rule
 from coterie.storage import write_json
 
 IN_PLACE_CHECKS = 2  # rounds in which a method is watched for writing into its state
+INTERVAL = 1.0  # seconds between two checkpoints
 
 
 class Observer(Protocol):
@@ -198,6 +199,7 @@ class _Run:
         self.history = read_lines(self.folder / "metrics.jsonl") if self.folder and begun else []
         self.clock = perf_counter() - self.done.seconds
         self.saved = self.done.rounds or -1
+        self.written = perf_counter()
         # nodes may forget what nobody here holds any more; a run may have to go back to these
         self.safe = deque([remote_memories(self.done.state)], maxlen=checkpoint.KEEP)
         self.guarded = guarded(self.parts, self.done.state)
@@ -275,9 +277,16 @@ class _Run:
             if self.stopped:
                 self.note([{"round": t + 1, "event": "early stop", "reason": clean(self.stopped)}])
         self.complete(done)
-        if last or self.stopped or (t + 1) % config.run.checkpoint == 0:
+        if last or self.stopped or self.due():
             self.save()
         return None
+
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint: by rounds, or by seconds: writing can take longer than a round."""
+        every = self.parts.config.run.checkpoint
+        if every == "auto":
+            return perf_counter() - self.written >= INTERVAL
+        return self.done.rounds % every == 0
 
     def versions(self) -> list[tuple[str, Tensor, int]]:
         """The tensors of the state with their numbers of changes; in the first rounds only, because it costs time."""
@@ -393,6 +402,7 @@ class _Run:
         done = self.done
         checkpoint.save(self.folder / "checkpoint", done.state, done.progress(), self.parts.config.settings())
         self.saved = done.rounds
+        self.written = perf_counter()
         self.safe.append(remote_memories(done.state))
 
     def diverged(self, t: int) -> Outcome:

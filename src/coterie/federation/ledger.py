@@ -1,4 +1,4 @@
-"""What was moved. Entries are derived from the values that the verbs send, never typed in."""
+"""What was moved and computed. Entries are derived from the values that the verbs send, never typed in."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,13 +9,15 @@ from coterie.federation.tree import Size
 
 
 class Entry(NamedTuple):
-    """The traffic of one cause: upload barriers, numbers and bytes in both directions."""
+    """The traffic of one cause: upload barriers, numbers and bytes in both directions; and its points, the rows that
+    works touched at all clients and at the target (see `coterie.federation.points`)."""
 
     rounds: int = 0
     floats_up: int = 0
     floats_down: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    points: int = 0
 
     def plus(self, other: "Entry") -> "Entry":
         """Field by field."""
@@ -51,9 +53,17 @@ class Ledger:
         """Add what a network carried."""
         self.wire = Wire(self.wire.exchanges + exchanges, self.wire.bytes_up + up, self.wire.bytes_down + down)
 
-    def record(self, cause: str, *, rounds: int = 0, up: Size = Size(), down: Size = Size()) -> None:  # noqa: B008
+    def record(
+        self,
+        cause: str,
+        *,
+        rounds: int = 0,
+        up: Size = Size(),  # noqa: B008
+        down: Size = Size(),  # noqa: B008
+        points: int = 0,
+    ) -> None:
         """Add one exchange."""
-        moved = Entry(rounds, up.floats, down.floats, up.bytes, down.bytes)
+        moved = Entry(rounds, up.floats, down.floats, up.bytes, down.bytes, points)
         self._entries[cause] = self._entries.get(cause, Entry()).plus(moved)
 
     @property
@@ -82,7 +92,7 @@ class Ledger:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Ledger":
-        """The inverse of as_dict. Former names of works are understood."""
+        """The inverse of as_dict. Former names of works are understood, and ledgers from before points were counted."""
         entries: dict[str, Entry] = {}
         for cause, entry in data["by_cause"].items():
             name = current(cause)

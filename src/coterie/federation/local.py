@@ -21,6 +21,7 @@ from torch.func import vmap
 
 from coterie.errors import CoterieError, UsageError, WorkError, gist
 from coterie.federation.api import Call, Replies
+from coterie.federation.points import counted, touched
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tensors, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
@@ -136,17 +137,23 @@ class LocalEngine:
 
         def at_client(key: Tensor, spans: list[_Span], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
-            train = _rows(self.train, spans[:1])
+            train = _rows(self.train, spans[:1], batch)
             assert train is not None
-            shard = Shard(self.task, self._with_masks(train, key), _rows(self.valid, spans[1:]))
+            shard = Shard(self.task, self._with_masks(train, key), _rows(self.valid, spans[1:], batch))
             return call.work(shard, fill(mine), None if private is None else private_row, call.static, Draw(key))
 
-        out = vmap(at_client)(
-            call.draw.client(batch).key,
-            [(s.offsets[batch], s.counts[batch], s.views(batch)) for s in (self.train, self.valid) if s is not None],
-            [v.of(batch) if isinstance(v, Each) else self._copies.of(v, len(batch)) for v in sent],
-            [] if private is None else rows(private, batch),
-        )
+        with counted() as points:
+            out = vmap(at_client)(
+                call.draw.client(batch).key,
+                [
+                    (s.offsets[batch], s.counts[batch], s.views(batch))
+                    for s in (self.train, self.valid)
+                    if s is not None
+                ],
+                [v.of(batch) if isinstance(v, Each) else self._copies.of(v, len(batch)) for v in sent],
+                [] if private is None else rows(private, batch),
+            )
+        touched(points.rows // 2 if lone else points.rows)  # what the copy took is not counted
         return rows(out, slice(1)) if lone else out
 
     def _with_masks(self, rows: Rows, key: Tensor) -> Rows:
@@ -217,12 +224,16 @@ class _Copies:
 _Span = tuple[Tensor, Tensor, tuple[Tensor, ...]]
 
 
-def _rows(part: Stack | None, spans: list[_Span]) -> Rows | None:
-    """One client's rows as seen under vmap: where they begin, how many they are, and views of them if there are."""
+def _rows(part: Stack | None, spans: list[_Span], batch: Tensor) -> Rows | None:
+    """One client's rows as seen under vmap: where they begin, how many they are, and views of them if there are.
+
+    batch are the clients of the chunk, for the count of points.
+    """
     if part is None:
         return None
     offset, count, whole = spans[0]
-    return Rows(part.columns, offset, count, part.capacity, part.ragged, whole)
+    total = int(part.counts[batch].sum()) if part.ragged else len(batch) * part.capacity
+    return Rows(part.columns, offset, count, part.capacity, part.ragged, whole, clients=len(batch), total=total)
 
 
 def _split(shared: Tree) -> tuple[list[Tensor | Each], Callable[[list[Tensor]], Tree]]:

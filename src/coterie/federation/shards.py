@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from coterie.errors import UsageError
 from coterie.federation import mapped
 from coterie.federation.mapped import Collate
+from coterie.federation.points import touched
 from coterie.numerics import Draw
 
 Columns = tuple[Tensor, ...]
@@ -50,7 +51,8 @@ class Rows:
     """The rows of one client. Under `vmap`, offset and count are those of each client in turn.
 
     Where the clients at hand lie one after the other, `whole` are all rows of each as views. `key` is where masks of
-    dropout are drawn from; without it there are none.
+    dropout are drawn from; without it there are none. Under `vmap`, `clients` is how many clients these rows stand for,
+    and `total` how many rows they have together; both are for the count of points alone.
     """
 
     columns: Columns
@@ -60,9 +62,12 @@ class Rows:
     ragged: bool = False
     whole: Columns = ()
     key: Tensor | None = None
+    clients: int = 1
+    total: int | None = None
 
     def take(self, index: Tensor) -> Batch:
         """The rows with these numbers (below count); masks depend on all of them and on the place in the batch."""
+        touched(self.clients * index.numel())
         keys = None if self.key is None else Draw(self.key).of_batch(index)
         return Batch(self._columns_at(index), keys=keys)
 
@@ -85,6 +90,10 @@ class Rows:
         """Every row; where clients differ in size, padded to the largest by its last row at weight 0."""
         return next(self.blocks(self.capacity))
 
+    def touch(self, times: int) -> None:
+        """Count all rows so many times; for a work that takes them once and passes over them again."""
+        touched(times * (self.capacity if self.total is None else self.total))
+
     def alone(self, offset: Tensor, count: Tensor) -> "Rows":
         """The rows of one client as views, where offset and count are plain numbers (not under vmap)."""
         first, length = int(offset), int(count)
@@ -93,6 +102,7 @@ class Rows:
 
     def blocks(self, size: int) -> Iterator[Batch]:
         """Every row, at most size at a time. Weights say which rows are real where counts differ."""
+        self.touch(1)
         device = self.offset.device
         for start in range(0, self.capacity, size):
             stop = min(start + size, self.capacity)

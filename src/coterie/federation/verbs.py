@@ -17,6 +17,7 @@ from coterie.federation.account import kind
 from coterie.federation.api import Book, Call, Engine, Failure, Replies, TargetAt, orderly, together
 from coterie.federation.events import known
 from coterie.federation.ledger import Ledger
+from coterie.federation.points import counted, with_points
 from coterie.federation.reduce import BlockedSum
 from coterie.federation.screening import Screening
 from coterie.federation.tree import Size, Tree, joined, size, tree_flatten, tree_unflatten
@@ -249,11 +250,14 @@ class Federation:
             `fed.ask_target(goal_gradient, x, draw=draw, batch="all")` is the gradient of the validation loss at x.
         """
         cause = name_of(work)
-        result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw))
+        with counted() as points:
+            result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw))
         if self.target != "server":
-            self.ledger.record(cause, rounds=1, up=size(result), down=size(shared))
+            self.ledger.record(cause, rounds=1, up=size(result), down=size(shared), points=points.rows)
             self.ledger.seen.add("server", cause, size(result).floats, what="of the target")
             self.ledger.seen.add("target", cause, size(shared).floats, what="broadcasts")
+        elif points.rows:
+            self.ledger.record(cause, points=points.rows)
         return result
 
     def _ask(
@@ -283,7 +287,8 @@ class Federation:
 
     def _passed(self, call: Call, cause: str) -> Iterator[Replies]:
         """The replies without those that are not finite or too long."""
-        for arrived in self.engine.execute(call, self.ids):
+        for arrived, points in with_points(self.engine.execute(call, self.ids)):
+            self.ledger.record(cause, points=points)
             replies = orderly(arrived)
             self._note(cause, replies.failures)
             if not len(replies.ids):

@@ -114,9 +114,13 @@ BILEVEL_GRID = {
     "method.local_steps": (10, 20),
     "method.outer_step": (0.025, 0.02, 0.015),
 }
+PRIMAL_DUAL_GRID = {"method.step": (0.1, 0.01, 0.001), "method.outer_step": (0.1, 0.01, 0.001, 0.0001)}
+"""That of the paper on primal–dual weighting, for all methods that it compares."""
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "bilevel": BILEVEL_GRID,
     "bilevel-accelerated": BILEVEL_GRID,
+    **dict.fromkeys(("primal-dual", "sustain", "rfho", "afl", "fednest-weights"), PRIMAL_DUAL_GRID),
+    "fixed-weights": {"method.step": PRIMAL_DUAL_GRID["method.step"]},
     "ditto": {"method.penalty": (0.05, 0.1, 0.2)},
     "pfedme": {"method.penalty": (5.0, 10.0, 15.0)},
 }

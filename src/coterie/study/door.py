@@ -5,6 +5,7 @@ reaches the second can start runs. So the SuperLink itself listens on loopback, 
 SuperNodes (`/v1/fleet/`) and nothing else. SuperNodes sign their calls with their keys, which the SuperLink checks.
 """
 
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import Any
 import httpx
 import uvicorn
 
-PATHS = "/v1/fleet/"
-LARGEST = 1 << 30  # bytes of a call
+PATHS = re.compile(r"/v1/fleet/[a-z-]+")  # as it was sent, before anything is decoded
+LARGEST = 32 << 20  # bytes of a call; Flower sends what is larger in chunks of 5 MiB
 PASSED = frozenset({"content-length", "connection", "host", "transfer-encoding", "keep-alive"})  # of this hop alone
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -32,17 +33,18 @@ class Door:
     def __init__(self, upstream: str, authority: Path) -> None:
         self.upstream = upstream
         context = ssl.create_default_context(cafile=str(authority))
-        self.client = httpx.AsyncClient(verify=context, timeout=httpx.Timeout(300.0), limits=httpx.Limits())
+        self.client = httpx.AsyncClient(verify=context, timeout=300.0, limits=httpx.Limits(), trust_env=False)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Answer one call."""
         if scope["type"] != "http":
             return
-        path = scope["path"]
-        if scope["method"] != "POST" or not path.startswith(PATHS) or ".." in path or "//" in path:
+        path = scope["raw_path"].decode("latin-1")
+        if scope["method"] != "POST" or not PATHS.fullmatch(path):
             await _answer(send, 404, [], b"")
             return
-        body = await _body(receive)
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        body = await _body(receive) if declared.isdigit() and int(declared) <= LARGEST else None
         if body is None:
             await _answer(send, 413, [], b"")
             return
@@ -58,12 +60,12 @@ class Door:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body of a call; None where it is too large."""
+    """The body of a call; None where it is too large, or the caller has gone before its end."""
     parts = bytearray()
     while True:
         event = await receive()
         parts += event.get("body", b"")
-        if len(parts) > LARGEST:
+        if len(parts) > LARGEST or event["type"] == "http.disconnect":
             return None
         if not event.get("more_body"):
             return bytes(parts)
@@ -86,5 +88,14 @@ def server(door: Door, host: str, port: int, certificate: Path, key: Path) -> uv
         log_level="warning",
         lifespan="off",
         access_log=False,
+        ws="none",
     )
     return uvicorn.Server(config)
+
+
+async def serve(front: uvicorn.Server, door: Door) -> None:
+    """Run the server of a door until its end, and close what the door has open."""
+    try:
+        await front.serve()
+    finally:
+        await door.client.aclose()

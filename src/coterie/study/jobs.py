@@ -4,9 +4,11 @@ A job is plain data. `for_sites` is the part that sites see.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from time import monotonic
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from coterie.experiment import run as experiment
 from coterie.experiment.build import run_name
 from coterie.experiment.config import Config
 from coterie.federation import Federation, Stack
-from coterie.federation.remote import Beside, Policy, RemoteEngine, Transport
+from coterie.federation.remote import Address, Beside, Message, Policy, RemoteEngine, Transport, Trouble
 from coterie.numerics import Draw
 from coterie.problems.sites.agreement import Agreement, agree
 from coterie.problems.sites.folder import Study
@@ -29,10 +31,41 @@ from coterie.problems.sites.holding import receive
 from coterie.problems.sites.terms import own_tables
 from coterie.storage import write_json
 from coterie.study.advice import advise_once
+from coterie.study.delivery import is_personal, keep_own, parts_for
+from coterie.study.kept import MEMBERS, invited
 
-MEMBERS = "members.json"  # the numbers that sites drew when they joined
 TransportTo = Callable[[Sequence[str]], Transport]
 """What makes a transport to some sites, in the order of their clients."""
+
+
+class Timed:
+    """A transport that notes how long its exchanges take.
+
+    Args:
+        inside: the transport.
+    """
+
+    def __init__(self, inside: Transport) -> None:
+        self.inside, self.seconds = inside, list[float]()
+
+    def nodes(self) -> Mapping[Address, int | None]:
+        """The connected nodes."""
+        return self.inside.nodes()
+
+    def exchange(
+        self, orders: Mapping[Address, Message], needed: Collection[Address], timeout: float
+    ) -> list[tuple[Address, bytes | Trouble]]:
+        """Send, wait, collect."""
+        begun = monotonic()
+        answers = self.inside.exchange(orders, needed, timeout)
+        if needed:
+            self.seconds.append(monotonic() - begun)
+        return answers
+
+    @property
+    def typical(self) -> float:
+        """The median of what its exchanges took."""
+        return round(median(self.seconds), 3) if self.seconds else 0.0
 
 
 def for_sites(study: Study, stage: str, sites: Sequence[str], config: Config | None = None) -> dict[str, Any]:
@@ -50,6 +83,7 @@ def for_sites(study: Study, stage: str, sites: Sequence[str], config: Config | N
         "version": __version__,
         "stage": stage,
         "sites": list(sites),
+        "invited": invited(study.folder),
     }
     if config is not None:
         agreement = Agreement.read(study.folder, config.problem["agreement"])
@@ -70,7 +104,9 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
         own = own_tables(study.data, study.terms)
         members = study.folder / MEMBERS
         known = json.loads(members.read_text(encoding="utf-8")) if members.is_file() else {}
-        agreement = agree(transport_to(study.sites), study.terms, study.sites, own, waiting, known=known)
+        timed = Timed(transport_to(study.sites))
+        agreement = agree(timed, study.terms, study.sites, own, waiting, known=known)
+        agreement = replace(agreement, seconds=timed.typical)
         agreement.write(study.folder)
         write_json(members, {**known, **{site.name: site.instance for site in agreement.sites}})
         sites = [site._asdict() for site in agreement.sites]
@@ -90,6 +126,8 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
         summary = experiment.resume(folder, no_observer, network=network)
     else:
         summary = experiment.run(config, folder, no_observer, force=job["force"], network=network)
+    if summary["outcome"] == "finished" and is_personal(folder):
+        keep_own(folder)
     if job["share"] and summary["outcome"] == "finished":
         summary = {**summary, "received": share(study, transport_to(names), names, folder, run_name(config))}
     return summary
@@ -126,13 +164,12 @@ def _advised(
 
 
 def share(study: Study, transport: Transport, names: Sequence[str], folder: Path, run: str) -> list[str]:
-    """Send the model of a result folder to the sites, with how rows become its inputs; those who took it."""
+    """Send the model of a result folder to the sites, with how rows become its inputs; those who took it.
+
+    Where there is one model per site, each is sent its own model and its own row of the weights.
+    """
     stored = json.loads((folder / "preprocess.json").read_text(encoding="utf-8"))
-    about = json.dumps({key: value for key, value in stored.items() if key != "clients"}).encode()
-    parts = tuple(
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        for data in ((folder / "model.safetensors").read_bytes(), about)
-    )
+    parts = parts_for(folder, names)
     labels = torch.zeros(1, dtype=torch.int64 if stored["classes"] else torch.float32)
     zeros = torch.zeros(len(names), dtype=torch.int64)
     form = Stack((torch.zeros(1, *stored["inputs"]), labels), zeros, zeros + 1)

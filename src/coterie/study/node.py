@@ -5,14 +5,12 @@ of the network. It cannot name files, columns or code. What a site does not take
 the reason only.
 """
 
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation import LocalEngine, Stack
@@ -20,11 +18,12 @@ from coterie.federation.remote import Names, Node, Store
 from coterie.federation.remote.messages import REFUSED, Order
 from coterie.federation.remote.node import Refused
 from coterie.problems.sites.holding import ABOUT, Plan, RawNode, examine, prepared_node, raw_node, same_version
+from coterie.study.delivery import files_of, keep
 from coterie.study.home import MEMORY, RECEIVED, Home, read_settings
-from coterie.study.invitation import write_private
+from coterie.study.kept import mark_of
 
 RECEIVE = "sites/receive"
-__all__ = ["at_site", "for_flare", "for_flower"]
+__all__ = ["at_site", "for_flare"]
 
 
 class Refusing(Node):
@@ -44,6 +43,7 @@ class _AtSite(Node):
     """What nodes of a site share: errors leave by their kind only, and a model that is sent is kept if wanted."""
 
     home: Home
+    tests: Stack | None = None
 
     def _reason(self, error: BaseException) -> str:
         return f"a {type(error).__name__}; the site's journal has the time"
@@ -58,12 +58,11 @@ class _AtSite(Node):
         if not policy.receive:
             raise Refused(REFUSED, "this site receives no models (policy.receive)")
         assert order.step is not None
-        parts = order.step.shared
-        if not isinstance(parts, tuple) or len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
-            raise Refused(REFUSED, "this is no model")
-        names = ("model.safetensors", "preprocess.json")
-        files = {name: bytes(part.to(torch.uint8).numpy()) for name, part in zip(names, parts, strict=True)}
-        write_private(self.home.folder / RECEIVED / order.run, files)
+        try:
+            files = files_of(order.step.shared)
+            keep(self.home.folder / RECEIVED / order.run, files, self.home.invitation.site, self.tests)
+        except UsageError as error:
+            raise Refused(REFUSED, str(error)) from None
 
 
 class RawAtSite(_AtSite, RawNode):
@@ -95,6 +94,8 @@ def _at_site(home: Home, job: Mapping[str, Any]) -> Node:
         return Refusing(home, other)
     if job.get("terms") != invitation.terms.digest or invitation.site not in job.get("sites", ()):
         return Refusing(home, ABOUT["study"])
+    if dict(job.get("invited", {})).get(invitation.site, mark_of(invitation)) != mark_of(invitation):
+        return Refusing(home, ABOUT["invitation"])
     stage = str(job.get("stage"))
     if stage not in policy.stages:
         return Refusing(home, f"{ABOUT['policy']}: policy.stages lacks {stage[:40]!r}")
@@ -109,18 +110,19 @@ def _at_site(home: Home, job: Mapping[str, Any]) -> Node:
     client = list(job["sites"]).index(invitation.site)
     store = Store(home.folder / MEMORY)
     if stage == "agree":
-        node = raw_node(found.tables, client, policy=policy.node, store=store)
-        return _as_site(node, RawAtSite, home)
+        return _as_site(raw_node(found.tables, client, policy=policy.node, store=store), RawAtSite, home)
     plan = Plan(**job["plan"])
     if not _admits(plan.model, policy.models):
         return Refusing(home, f"{ABOUT['policy']}: policy.models does not admit the network")
     options: dict[str, Any] = {"policy": policy.node, "store": store, "shares_memory": policy.shares_memory}
     node = prepared_node(found.tables, invitation.terms, plan, client, **options)
     node.names = Names(node.names.works | {"coterie.problems.sites.holding"}, node.names.records)
-    return _as_site(node, PreparedAtSite, home)
+    site = _as_site(node, PreparedAtSite, home)
+    site.tests = node.tests
+    return site
 
 
-def _as_site(node: Node, kind: type[_AtSite], home: Home) -> Node:
+def _as_site(node: Node, kind: type[_AtSite], home: Home) -> _AtSite:
     site = kind(node.engine, node.clients, node.names, node.limits, node.store, node.shares_memory, node.policy)
     site.home, site.journal = home, home.note
     return site
@@ -138,8 +140,3 @@ def _policy_of(home: Home) -> Path | None:
 def for_flare(site: str, job: Mapping[str, Any]) -> Node:
     """The loader of FLARE's compute process."""
     return at_site(Home.find(), job)
-
-
-def for_flower(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-    """The loader of Flower's worker."""
-    return at_site(Home.find(), json.loads(str(run_config["job"])))

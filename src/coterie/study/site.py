@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from coterie.errors import RunError, UsageError
 from coterie.problems.sites.holding import HOME, Examined, examine
 from coterie.problems.sites.terms import Terms
+from coterie.storage import sole_user
 from coterie.study.coordinator import network
+from coterie.study.delivery import MODEL, PREPROCESS, ROW
 from coterie.study.home import JOURNAL, KIT, RECEIVED, Home, SitePolicy, read_settings
-from coterie.study.invitation import Invitation
+from coterie.study.invitation import Invitation, check_certificates
 from coterie.study.supervise import dockerfile, supervise, unit
 
 
@@ -51,6 +53,10 @@ def what_leaves(terms: Terms, policy: SitePolicy) -> list[str]:
         least = policy.node.least_batch
         lines.append(f"in training: sums of gradients or models, computed from at least {least} rows each")
         lines.append(
+            "in a collaboration, where you are a target too: the gradient over your validation rows; the coordinator "
+            "mixes the models, so that it sees yours and your row of the weights, but not how well your model does"
+        )
+        lines.append(
             "in an advice: losses and gradients over all your rows, and how your labels follow predictions: sums only"
         )
     if policy.shares_memory:
@@ -79,9 +85,10 @@ def _named(names: tuple[str, ...], most: int = 12) -> str:
 def prepare(invitation: Invitation, data: Path, settings: Path | None, folder: Path | None) -> Home:
     """Make the site's home, after the file was checked: a file that does not fit is not joined with."""
     invitation.check_date()
+    invitation.check_version()
     checked = check(data, invitation, settings)
     if not checked.fits:
-        lines = [f"  {fault.what}. {fault.remedy}" for fault in checked.found.faults]
+        lines = [f"  {fault.what}\n    {fault.remedy}" for fault in checked.found.faults]
         lines += [f"  {checked.refusal}"] if checked.refusal else []
         raise UsageError("\n".join([f"{data} does not fit the study {invitation.study}; nothing was sent.", *lines]))
     home = Home.of(invitation, folder)
@@ -94,6 +101,7 @@ def prepare(invitation: Invitation, data: Path, settings: Path | None, folder: P
 
 def run(home: Home) -> None:
     """Take part until it is stopped; the site dials the coordinator, and opens no port to the network."""
+    check_certificates(home.folder / KIT)
     invitation = home.invitation
     module = network(invitation.engine)
     environment = {
@@ -104,7 +112,8 @@ def run(home: Home) -> None:
     }
     command = module.client_command(home.folder.resolve() / KIT, invitation.site, invitation.address)
     log = home.folder.resolve() / "site.log"
-    supervise(command, environment, home.folder.resolve(), log, explain=module.explain)
+    with sole_user(home.folder):
+        supervise(command, environment, home.folder.resolve(), log, explain=module.explain)
 
 
 def service(home: Home) -> list[Path]:
@@ -113,13 +122,10 @@ def service(home: Home) -> list[Path]:
     command = ["site", "join", "--home", str(home.folder.resolve())]
     text = unit(f"site {invitation.site} of study {invitation.study} of coterie", command)
     files = {home.folder / f"coterie-{invitation.study}-{invitation.site}.service": text}
-    inside = [
-        "site",
-        "join",
-        "--home",
-        f"/home/coterie/.local/state/coterie/sites/{invitation.study}-{invitation.site}",
-    ]
-    files[home.folder / "Dockerfile"] = dockerfile(invitation.engine, inside)
+    settings = home.settings()
+    used = [Path(settings[key]).parent for key in ("data", "policy") if settings.get(key)]
+    folders = [(home.folder.resolve(), True), *((path, False) for path in dict.fromkeys(used))]
+    files[home.folder / "Dockerfile"] = dockerfile(invitation.engine, command, folders=folders)
     for path, content in files.items():
         path.write_text(content, encoding="utf-8")
     return list(files)
@@ -137,20 +143,38 @@ def receive(home: Home, out: Path) -> list[Path]:
     for path in found:
         target = out / path.parent.name
         target.mkdir(parents=True, exist_ok=True)
-        for name in ("model.safetensors", "preprocess.json"):
-            shutil.copyfile(path.parent / name, target / name)
+        for name in (MODEL, PREPROCESS, ROW):
+            if (path.parent / name).is_file():
+                shutil.copyfile(path.parent / name, target / name)
         made.append(target)
     return made
 
 
-def leave(home: Home) -> Path:
-    """Remove the site's home with its keys, except for the journal; where that is now."""
-    journal = home.folder / JOURNAL
-    kept = home.folder.with_name(f"{home.folder.name}-journal.jsonl")
-    if journal.is_file():
-        shutil.copyfile(journal, kept)
-    shutil.rmtree(home.folder)
-    return kept
+class Left(NamedTuple):
+    """What is left of a site that has left a study: its journal and models that it received; None where it has none."""
+
+    journal: Path | None
+    received: Path | None
+
+
+def leave(home: Home) -> Left:
+    """Delete the site's home: its invitation, keys, settings, logs and memory. Journal and received models stay."""
+    with sole_user(home.folder):
+        moved = [_moved(home.folder / name, home.folder) for name in (JOURNAL, RECEIVED)]
+        shutil.rmtree(home.folder)
+    return Left(*moved)
+
+
+def _moved(path: Path, home: Path) -> Path | None:
+    """A file or folder of a home, moved beside it; None where it does not exist."""
+    if not path.exists():
+        return None
+    base = home.with_name(f"{home.name}-{path.name}")
+    target, number = base, 1
+    while target.exists():  # of an earlier time
+        number += 1
+        target = base.with_name(f"{base.stem}-{number}{base.suffix}")
+    return path.rename(target)
 
 
 def about(invitation: Invitation) -> dict[str, Any]:

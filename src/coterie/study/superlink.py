@@ -1,7 +1,7 @@
 """Studies on Flower: certificates and node keys, the coordinator's SuperLink behind its door, a site's SuperNode, jobs.
 
-Certificates and keys are made with the package `cryptography`, which Flower brings. The app of a job is coterie's; a
-SuperNode runs whatever app the coordinator sends, so on Flower a partner trusts the coordinator with code.
+Certificates and keys are made with the package `cryptography`, which Flower brings. A job is an app of Flower's whose
+server's side is coterie's (`flower_app`); sites run no app (`supernode`).
 """
 
 import asyncio
@@ -15,26 +15,43 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import HEARTBEAT_PATIENCE
+from flwr.common.serde import fab_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from coterie.engines.flower.deployment import OFFLINE
 from coterie.engines.flower.launch import write_app
-from coterie.engines.lifetime import free_ports
+from coterie.engines.lifetime import free_ports, with_variable
 from coterie.errors import RunError, UsageError
 from coterie.problems.sites.folder import Study
 from coterie.study.invitation import write_private
 
-FOLDER, NAME, NODES = "superlink", "study", "nodes.json"
+FOLDER, ABOUT = "superlink", "about.json"
 VALID_DAYS = 365
-COMMAND = 180.0  # seconds that a command of Flower may take
+BESIDE_PROXY = ("NO_PROXY", "127.0.0.1")  # what is on loopback is not asked for at a proxy
 START = 300.0  # seconds that the SuperLink may take to listen
+REFUSED, TWICE = "refused before it was connected", "runs already"  # what a SuperNode says at its end
 
 
 def provision(study: Study) -> None:
@@ -60,6 +77,22 @@ def provision(study: Study) -> None:
     for site in study.sites:
         if not (folder / "sites" / site).is_file():
             write_private(folder / "sites", _node_keys(site))
+
+
+def renew(study: Study, site: str) -> None:
+    """Forget a site's key, so that `provision` makes another one; nothing is sent to the node of the old key any more.
+
+    Args:
+        study: the study.
+        site: a site that is invited again.
+    """
+    folder = study.folder / FOLDER
+    for name in (site, f"{site}.pub"):
+        (folder / "sites" / name).unlink(missing_ok=True)
+    if (folder / ABOUT).is_file():
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about["nodes"].pop(site, None)
+        write_private(folder, {ABOUT: json.dumps(about).encode()})
 
 
 def _node_keys(site: str) -> dict[str, bytes]:
@@ -123,13 +156,12 @@ def prepare_server(study: Study) -> None:
 
 
 def prepare_site(folder: Path) -> None:
-    """A folder for Flower's own files."""
-    (folder / "flwr").mkdir(exist_ok=True, mode=0o700)
+    """Nothing beside the kit."""
 
 
 def server_environment(study: Study) -> dict[str, str]:
     """What Flower's processes need at the coordinator."""
-    return _environment(study.folder / FOLDER / "flwr")
+    return {**_environment(study.folder / FOLDER / "flwr"), **dict([BESIDE_PROXY])}
 
 
 def site_environment(folder: Path) -> dict[str, str]:
@@ -151,14 +183,7 @@ def server_command(study: Study) -> list[str]:
 
 def client_command(folder: Path, site: str, address: str) -> list[str]:
     """What runs a site's SuperNode, in the folder of its kit."""
-    trust = [
-        "--root-certificates",
-        str(folder / "rootCA.pem"),
-        "--auth-supernode-private-key",
-        str(folder / "node.key"),
-    ]
-    own = ["--host", "127.0.0.1", "--port", str(free_ports(1)[0])]
-    return [_program("flower-supernode"), "--superlink", address, *trust, *own]
+    return [sys.executable, "-u", "-P", "-m", "coterie.study.supernode", str(folder), address]
 
 
 def _program(name: str) -> str:
@@ -173,8 +198,19 @@ def explain(text: str) -> str | None:
         return "a certificate has expired; ask the coordinator for another invitation."
     if "certificate_verify_failed" in low or "certificate verify failed" in low:
         return "the coordinator's certificate does not fit this invitation; ask for another one."
-    if "invalid supernode authentication" in low or "not registered" in low:
-        return "the coordinator does not know the key of this invitation; ask for another one."
+    if "failed to activate supernode" in low:
+        return (
+            "the coordinator does not admit this site. Either another site is connected with this invitation, or was "
+            "within the last minute: each invitation is for one site. Or the coordinator does not know its key: ask "
+            "for another invitation."
+        )
+    if REFUSED in text:
+        return (
+            "the coordinator does not accept what this site has signed; set the clocks of both machines by NTP, or "
+            "ask for another invitation."
+        )
+    if TWICE in text:
+        return "this site is running already on this machine."
     return None
 
 
@@ -184,94 +220,96 @@ def link(study: Study) -> "FlowerLink":
 
 
 class FlowerLink:
-    """The coordinator's connection to its own SuperLink, on loopback."""
+    """The coordinator's connection to its own SuperLink, on loopback; the calls are those of Flower's command line."""
 
     def __init__(self, study: Study) -> None:
         self.study, self.folder = study, study.folder / FOLDER
 
     def submit(self, job: dict[str, Any], told: dict[str, Any], answer: Path) -> str:
         """Start a job; its number."""
-        nodes = (self.folder / NODES).read_text(encoding="utf-8")
-        app = answer.parent / "app"
+        nodes = json.dumps(self._about()["nodes"])
         settings = {"task": json.dumps(job), "job": json.dumps(told), "answer": str(answer), "nodes": nodes}
-        write_app(app, sides="coterie.study.flower_app", **settings)
-        return str(self.flwr("run", str(app), NAME)["run-id"])
+        app = write_app(answer.parent / "app", sides="coterie.study.flower_app", **settings)
+        content = build_fab_from_disk(app)
+        fab = Fab(sha256(content).hexdigest(), content, {})
+        return str(self._ask("StartRun", StartRunRequest(fab=fab_to_proto(fab))).run_id)
 
     def status(self, number: str) -> str:
         """How a job is doing."""
-        runs = self.flwr("list", NAME, "--run-id", number).get("runs", [{}])
-        return str(runs[0].get("status", "unknown"))
+        runs = self._ask("ListRuns", ListRunsRequest(run_id=int(number))).run_dict
+        found = runs[int(number)].status
+        return f"{found.status}:{found.sub_status}"
 
     def stop(self, number: str) -> None:
         """End a job."""
-        self.flwr("stop", number, NAME)
+        self._ask("StopRun", StopRunRequest(run_id=int(number)))
 
     def connected(self) -> dict[str, str]:
         """The sites that are online now, each with when it was last seen."""
-        known = {str(node): site for site, node in json.loads((self.folder / NODES).read_text()).items()}
-        nodes = self.flwr("supernode", "list", NAME).get("nodes", [])
-        online = [node for node in nodes if str(node.get("status", "")).startswith("online")]
-        return {known[str(n["node-id"])]: _since(n) for n in online if str(n["node-id"]) in known}
+        known = {node: site for site, node in self._about()["nodes"].items()}
+        found = self._ask("ListNodes", ListNodesRequest()).nodes_info
+        return {
+            known[node.node_id]: str(node.online_until - HEARTBEAT_PATIENCE * node.heartbeat_interval)
+            for node in found
+            if node.status == "online" and node.node_id in known
+        }
 
-    def register(self) -> None:
-        """Make the keys of all sites known to the SuperLink."""
-        path = self.folder / NODES
-        known: dict[str, int] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    def register(self, address: str) -> None:
+        """Make the keys of all sites known to the SuperLink at an address, and remember both."""
+        write_private(self.folder, {ABOUT: json.dumps({"address": address, "nodes": {}}).encode()})
+        nodes = {}
         for site in self.study.sites:
-            if site not in known:
-                key = str(self.folder / "sites" / f"{site}.pub")
-                known[site] = int(self.flwr("supernode", "register", key, NAME)["node-id"])
-                path.write_text(json.dumps(known), encoding="utf-8")
+            key: Any = serialization.load_ssh_public_key((self.folder / "sites" / f"{site}.pub").read_bytes())
+            nodes[site] = self._ask("RegisterNode", RegisterNodeRequest(public_key=public_key_to_bytes(key))).node_id
+        write_private(self.folder, {ABOUT: json.dumps({"address": address, "nodes": nodes}).encode()})
 
-    def flwr(self, *arguments: str) -> dict[str, Any]:
-        """The output of one of Flower's own commands."""
+    def _about(self) -> dict[str, Any]:
         try:
-            done = subprocess.run(
-                [_program("flwr"), *arguments, "--format", "json"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                env={**os.environ, **server_environment(self.study)},
-                cwd=self.folder,
-                timeout=COMMAND,
-            )
-        except subprocess.TimeoutExpired:
-            raise RunError(f"flwr {arguments[0]} took longer than {COMMAND:g} s; is the SuperLink up?") from None
+            about: dict[str, Any] = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
+            return about
+        except (OSError, ValueError):
+            raise RunError(
+                f"the SuperLink is not up; start it with: coterie study serve {self.study.folder}."
+            ) from None
+
+    def _ask(self, call: str, request: Any) -> Any:
+        """The answer to a call of Flower's control interface."""
+        about = self._about()
+        authority = (self.folder / "rootCA.pem").read_bytes()
+        version = RuntimeVersionHttpInterceptor(component_name="coterie")
+        with with_variable(*BESIDE_PROXY):
+            client = ControlHttpClient.from_server_address(about["address"], False, authority, [version])
         try:
-            answer: dict[str, Any] = json.loads(done.stdout)
-        except ValueError:
-            answer = {"success": False, "error-message": (done.stderr or done.stdout).decode(errors="replace")[-300:]}
-        if not answer.get("success", True):
-            raise RunError(f"flwr {arguments[0]} failed: {answer.get('error-message', '')}")
-        return answer
-
-
-def _since(node: Mapping[str, Any]) -> str:
-    return f"online for {node.get('online-elapsed', '?')} s"
+            return getattr(client, call)(request)
+        except httpx.HTTPStatusError as error:
+            raise RunError(f"Flower's SuperLink refuses {call}: {error.response.text[:300]}") from None
+        except httpx.HTTPError as error:
+            raise RunError(f"Flower's SuperLink does not answer ({type(error).__name__}: {error}).") from None
+        finally:
+            client.close()
 
 
 def main() -> None:
     """Run the SuperLink on loopback and its door on the address that partners dial, until either ends."""
-    from coterie.study.door import Door, server
+    from coterie.study.door import Door, serve, server
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the SuperLink ends with this process
     study = Study.read(sys.argv[1])
     folder = study.folder / FOLDER
     (port,) = free_ports(1)
-    home = folder / "flwr"
-    home.mkdir(exist_ok=True, mode=0o700)
+    (folder / "flwr").mkdir(exist_ok=True, mode=0o700)
     authority, certificate, key = (folder / name for name in ("rootCA.pem", "server.crt", "server.key"))
-    text = f'[superlink.{NAME}]\naddress = "127.0.0.1:{port}"\nroot-certificates = {json.dumps(str(authority))}\n'
-    (home / "config.toml").write_text(text, encoding="utf-8")
     command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
-    child = subprocess.Popen([*command, "--database", str(folder / "state.db")])
+    child = subprocess.Popen(command)  # it keeps messages in memory, never on disk
     try:
         _until_listening(port, child)
-        FlowerLink(study).register()
+        FlowerLink(study).register(f"127.0.0.1:{port}")
         host = "127.0.0.1" if study.host == "localhost" else "0.0.0.0"
-        front = server(Door(f"https://127.0.0.1:{port}", authority), host, study.ports[0], certificate, key)
+        door = Door(f"https://127.0.0.1:{port}", authority)
+        front = server(door, host, study.ports[0], certificate, key)
         threading.Thread(target=_end_with, args=(child, front), daemon=True).start()
-        asyncio.run(front.serve())
+        asyncio.run(serve(front, door))
     finally:
         child.terminate()
         child.wait(20)

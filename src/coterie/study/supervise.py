@@ -1,5 +1,6 @@
 """A process that is started again when it ends, and the files that keep it running across restarts of a machine."""
 
+import json
 import os
 import shlex
 import signal
@@ -9,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from coterie import __version__
+from coterie.engines.lifetime import Lifetime
 from coterie.errors import RunError
 
 PAUSE = 5.0  # seconds before a process that ended is started again
@@ -49,10 +51,14 @@ def supervise(
     try:
         while not stopped.is_set():
             begun = time.monotonic()
-            with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
+            with Lifetime("study") as life, _private_log(log) as output:  # whatever it starts ends with it, or with us
                 start = output.tell()
                 child = subprocess.Popen(
-                    list(command), env={**os.environ, **environment}, cwd=folder, stdout=output, stderr=output
+                    list(command),
+                    env={**os.environ, **environment, **life.environment},
+                    cwd=folder,
+                    stdout=output,
+                    stderr=output,
                 )
                 code = _wait(child, stopped)
             if stopped.is_set():
@@ -68,6 +74,10 @@ def supervise(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _private_log(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def _wait(child: subprocess.Popen[bytes], stopped: threading.Event) -> int:
@@ -92,7 +102,7 @@ def _tail(log: Path, start: int) -> str:
 
 def unit(description: str, command: Sequence[str]) -> str:
     """A systemd unit of the user's that runs a command of coterie, and runs it again after a restart."""
-    line = shlex.join([sys.executable, "-m", "coterie", *command])
+    line = shlex.join([sys.executable, "-m", "coterie", *command]).replace("%", "%%").replace("$", "$$")
     return f"""\
 [Unit]
 Description={description}
@@ -112,13 +122,28 @@ WantedBy=default.target
 """
 
 
-def dockerfile(extra: str, command: Sequence[str]) -> str:
-    """A Dockerfile that runs a command of coterie; data and home are mounted when it is run."""
+def dockerfile(
+    extra: str, command: Sequence[str], *, folders: Sequence[tuple[Path, bool]] = (), ports: Sequence[int] = ()
+) -> str:
+    """A Dockerfile that runs a command of coterie.
+
+    Args:
+        extra: of coterie's packages, the one that the engine needs.
+        command: of coterie.
+        folders: folders of this machine that the command uses, each with whether it is written to; they are mounted
+            under the same names, so that stored paths hold inside too.
+        ports: ports on which the command listens.
+    """
+    mounts = [f"-v {shlex.quote(f'{path}:{path}' + ('' if writes else ':ro'))}" for path, writes in folders]
+    opened = [f"-p {port}:{port}" for port in ports]
+    run = ["docker run -d --restart unless-stopped", '--user "$(id -u):$(id -g)"', *opened, *mounts, "coterie-study"]
+    lines = " \\\n#     ".join(run)
     return f"""\
+# docker build -t coterie-study -f Dockerfile .
+# {lines}
 FROM python:3.12-slim
-RUN pip install --no-cache-dir 'coterie[{extra}]=={__version__}' && useradd --create-home coterie
-USER coterie
-VOLUME ["/data", "/home/coterie/.local/state/coterie"]
-WORKDIR /data
-CMD [{", ".join(f'"{word}"' for word in ("coterie", *command))}]
+RUN pip install --no-cache-dir 'coterie[{extra}]=={__version__}'
+ENV HOME=/tmp
+WORKDIR /tmp
+CMD {json.dumps(["coterie", *command])}
 """

@@ -126,12 +126,18 @@ def cost_text(config: Config, clients: int) -> str:
     lower.append(f"run.rounds (now {config.run.rounds})")
     return (
         f"Flower starts a process at every client for every exchange. {label(config.run.method)}: "
-        f"{config.run.rounds} rounds × {each} exchanges × about {once:.0f} s = {_time(total)} on this machine. "
+        f"{config.run.rounds} rounds × {each} exchanges × about {once:.0f} s = {time_text(total)} on this machine. "
         f"Lower it with --set: {'; '.join(lower)}."
     )
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Seconds, as a reader wants them.
+
+    Example:
+        >>> time_text(300)
+        '5 min'
+    """
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -20,6 +20,7 @@ from torch import Tensor
 from coterie.errors import NoClients, RunError, UsageError
 from coterie.federation.api import Book, Call, Failure, Replies, TargetAt
 from coterie.federation.local import LocalEngine
+from coterie.federation.points import touched
 from coterie.federation.remote.codec import Names, digest
 from coterie.federation.remote.exchange import Exchange, Policy, Question, Transport
 from coterie.federation.remote.expectations import Expectations, Form
@@ -137,6 +138,7 @@ class RemoteEngine:
             order = self.exchange.order("run", who, step, self._alive(who))
             content = self.exchange.ask({host.node: Question(order, form.limits(1), _fault(form, 0))})[host.node]
             if isinstance(content, Done):
+                touched(content.points)
                 return mapped(lambda t: t.to(self.device), content.values)
             reason = content.reason
         raise NoClients(f"the target, client {self.target_at}, did not answer {name_of(call.work)}: {reason}")
@@ -200,6 +202,7 @@ class RemoteEngine:
             if isinstance(content, Trouble):
                 failures += [Failure(k, content.kind, content.reason) for k in by_node[node]]
                 continue
+            touched(content.points)
             step = questions[node].order.step
             assert step is not None
             made = () if step.memory is None else step.memory.after

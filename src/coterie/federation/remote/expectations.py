@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coterie.errors import RunError
 from coterie.federation.api import Call
+from coterie.federation.points import counted
 from coterie.federation.remote.codec import WORDS, Limits
 from coterie.federation.remote.messages import REASON
 from coterie.federation.remote.policy import BATCHES, POSITIONS, STEPS
@@ -117,7 +118,8 @@ class Expectations:
 
     def _run(self, call: Call, static: Static, shared: Tree, memory: Tree, at_target: bool) -> Form:
         shard = self._shard(static, at_target)
-        result = call.work(shard, shared, memory, static, Draw(call.draw.key))
+        with counted():  # rows that nobody has are not counted
+            result = call.work(shard, shared, memory, static, Draw(call.draw.key))
         return Form.of(result if call.memory is None else result[0])
 
     def _common(self, call: Call, few: list[Static], shared: Tree, memory: Tree, at_target: bool) -> Form | None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from coterie.federation.remote.codec import DTYPES
 from coterie.federation.tree import Tree
 
-PROTOCOL = 2
+PROTOCOL = 3
 REASON = 300  # characters of a reason that are reported
+MOST_POINTS = 2**53  # rows that one reply may claim
 REFUSED, FORGOTTEN, CLIENT_ERROR = "refused", "forgotten", "client error"
 TROUBLES = (REFUSED, FORGOTTEN, CLIENT_ERROR)  # all that a node may report
 
@@ -50,10 +51,12 @@ class Order(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The result of a step: values, and for which clients the new memory is finite and was kept."""
+    """The result of a step: values, for which clients the new memory is finite and was kept, and how many rows the work
+    touched."""
 
     values: Tree
     kept: tuple[bool, ...]
+    points: int = 0
 
 
 class Trouble(NamedTuple):
@@ -161,6 +164,8 @@ def done_fault(done: Any, kept: int) -> str | None:
         return "its reply has flags of memory that are no truth values"
     if len(done.kept) != kept:
         return f"its reply has {len(done.kept)} flags of memory, not {kept}"
+    if type(done.points) is not int or not 0 <= done.points <= MOST_POINTS:
+        return "its reply has a number of touched rows that cannot be"
     return None
 
 

@@ -20,6 +20,7 @@ from coterie.errors import WorkError
 from coterie.federation.api import Call
 from coterie.federation.local import LocalEngine
 from coterie.federation.mapped import part
+from coterie.federation.points import counted
 from coterie.federation.remote.codec import WORDS, CodecError, Limits, Names, decode, encode
 from coterie.federation.remote.messages import (
     CLIENT_ERROR,
@@ -218,8 +219,8 @@ class Node:
         if order.kind != "run" or order.step is None:
             raise Refused(REFUSED, f"{order.kind[:40]!r} is nothing that a node can do")
         work = self._admitted(order, order.step)
-        with stopped_after(self.policy.seconds):
-            done = self._done(order, order.step, work)
+        with stopped_after(self.policy.seconds), counted() as points:
+            done = self._done(order, order.step, work)._replace(points=points.rows)
         made = () if order.step.memory is None else order.step.memory.after
         alive = zip(order.clients, order.alive, strict=True)
         self.store.keep(order.run, {k: {*versions, *made[i : i + 1]} for i, (k, versions) in enumerate(alive)})

@@ -14,8 +14,10 @@ minus sign that Enc = −∂θ/∂x needs; here it is present.
 
 The server step: Enc carries the share p/d of a gradient, so η_g = 1 hardly moves for p ≪ d. For a random projection P
 on p dimensions ‖P∇²fP‖ is about (p λ₁ + tr ∇²f)/d, so the largest stable step is d/(p + r) times the uncompressed one,
-r = tr ∇²f/λ₁. The default takes r = 200 and is never below 1. For β > 0 the derivative has the factor d/p in it
-already, and the default is 1.
+r = tr ∇²f/λ₁. The default takes r = 200 and is never below 1. The same holds for β > 0 while the support U has more
+than p entries: S_U is then wide, and Enc carries the share p/|U|. Only where |U| ≤ p does the derivative,
+(S_UᵀS_U)⁻¹S_Uᵀ ≈ (d/p) S_Uᵀ, have the factor in it already, and the default is 1. |U| is that of the server's own
+decode in each round.
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -74,7 +76,7 @@ def sketch_encode(shard: Shard, shared: Tree, private: Tree, static: Static, dra
 
 
 def server_gain(size: int, dimension: int) -> float:
-    """The default η_g for β = 0: max(1, d/(p + r))."""
+    """The default η_g for β = 0, and for β > 0 while |U| > p: max(1, d/(p + r))."""
     return max(1.0, dimension / (size + CURVED))
 
 
@@ -106,7 +108,7 @@ def fedsep(
         decode_step: γ, step size of the decoder with a penalty; 1/‖S‖² if not set
         encode_steps: steps of the encoder's solver
         step: η, step size of the local steps
-        server_step: η_g, step size of the server; max(1, d/(p + 200)) if not set, 1 with a penalty
+        server_step: η_g, step size of the server; max(1, d/(p + 200)) if not set, 1 while a penalty keeps |U| ≤ p
 
     Example:
         >>> import torch, coterie
@@ -131,9 +133,14 @@ def fedsep(
         return FedSepState(S.apply(problem.start), problem.start)
 
     def round(fed: Federation, s: FedSepState, draw: Draw) -> FedSepState:
-        gain = server_step or (server_gain(len(s.x), len(s.start)) if penalty == 0.0 else 1.0)
+        gain = server_step or gain_of(s)
         encoded = fed.mean(client_round, s.x, draw=draw.phase("client"), **knobs)
         return FedSepState(s.x - gain * encoded, s.start)
+
+    def gain_of(s: FedSepState) -> float:
+        found = s.start if penalty == 0.0 else decoded(s.x, s.start, static)
+        wide = isinstance(found, Tensor) or int(found.support.sum()) > len(s.x)
+        return server_gain(len(s.x), len(s.start)) if wide else 1.0
 
     def view(s: FedSepState) -> View:
         found = decoded(s.x, s.start, static)

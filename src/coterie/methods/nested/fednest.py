@@ -6,8 +6,9 @@
 FedNest_SGD takes plain local steps in FedInn (Alg. 6). `fednest-weights` is the form for weighting problems.
 
 Deviations: the deterministic series is the default, Alg. 3's random truncation an option (series = "random"), and
-conjugate gradients another. The clients of a round are the same in all its phases (S_0 … S_N' = S). Global quantities
-(q, ∇_y f, products, h) use all rows unless `anchor` limits them. outer_step = 0 keeps x.
+conjugate gradients another. The clients of a round are the same in all its phases (S_0 … S_N' = S) unless `redraw`:
+then each FedInn, each S_n of Alg. 3 and FedOut draws its own. Global quantities (q, ∇_y f, products, h) use all rows
+unless `anchor` limits them. outer_step = 0 keeps x.
 """
 
 from functools import partial
@@ -31,6 +32,7 @@ def fednest(
     series: Series = "deterministic",
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
+    redraw: bool = False,
 ) -> Method:
     """Solve a federated nested problem by global hypergradients and variance-reduced local steps (Alg. 1).
 
@@ -56,10 +58,10 @@ def fednest(
         >>> round(float(fit.variables["x"]), 2), fit.history[-1]["communication"]["rounds"]
         (2.0, 20)
     """
-    inverse = Inverse(series, terms, lipschitz, anchor)
+    inverse = Inverse(series, terms, lipschitz, anchor, redraw)
     inner = partial(fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
     outer = partial(fedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps)
+    return alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)
 
 
 @validated
@@ -75,6 +77,7 @@ def fednest_sgd(
     series: Series = "deterministic",
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
+    redraw: bool = False,
 ) -> Method:
     """Run FedNest with plain local SGD steps in the inner problem (Alg. 6 and Alg. 2).
 
@@ -94,7 +97,7 @@ def fednest_sgd(
         >>> fednest_sgd().name
         'fednest-sgd'
     """
-    inverse = Inverse(series, terms, lipschitz, anchor)
+    inverse = Inverse(series, terms, lipschitz, anchor, redraw)
     inner = partial(lfedinn, local=LocalSteps(step, local_steps, batch))
     outer = partial(fedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return alternating("fednest-sgd", inner, outer, inner_rounds, local_steps, outer_steps)
+    return alternating("fednest-sgd", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)

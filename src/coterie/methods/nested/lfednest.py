@@ -2,7 +2,7 @@
 
 LFedNest is Alg. 6 inside Alg. 5; LFedNest_SVRG is Alg. 4 inside Alg. 5; LFedNest-NonAlt (App. H.1) updates y_i and then
 x_i at each client before anything is averaged. Cheap where clients are alike, biased where they are not: a mean of
-local inverses is not the inverse of the mean.
+local inverses is not the inverse of the mean. With `redraw` each LFedInn (or FedInn) and LFedOut has its own clients.
 
 Deviations: Alg. 5's line 6 prints ∇_x f_i for the last factor, which must be ∇_y f_i; its random truncation is an
 option, the deterministic series the default.
@@ -31,6 +31,7 @@ def lfednest(
     lipschitz: Positive = 10.0,
     series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
+    redraw: bool = False,
 ) -> Method:
     """Solve a nested problem with hypergradients that every client estimates from its own data (Alg. 6 and Alg. 5).
 
@@ -52,7 +53,7 @@ def lfednest(
     inverse = Inverse(series, terms, lipschitz, batch)
     inner = partial(phases.lfedinn, local=LocalSteps(step, local_steps, batch))
     outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return phases.alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps)
+    return phases.alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)
 
 
 @validated
@@ -68,6 +69,7 @@ def lfednest_svrg(
     series: LocalSeries = "deterministic",
     batch: BatchSize = 64,
     anchor: BatchSize = "all",
+    redraw: bool = False,
 ) -> Method:
     """Run light FedNest with variance-reduced local steps in the inner problem (Alg. 4 and Alg. 5).
 
@@ -90,7 +92,7 @@ def lfednest_svrg(
     inverse = Inverse(series, terms, lipschitz, batch)
     inner = partial(phases.fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
     outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return phases.alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps)
+    return phases.alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)
 
 
 @validated

@@ -50,12 +50,13 @@ class NestedState(NamedTuple):
 
 
 class Inverse(NamedTuple):
-    """How H⁻¹b is approximated: series, its N terms, ℓ ≥ ‖H‖, rows per product."""
+    """How H⁻¹b is approximated: series, its N terms, ℓ ≥ ‖H‖, rows per product, whether each has its own clients."""
 
     series: Series
     terms: int
     lipschitz: float
     batch: int | str
+    redraw: bool = False
 
 
 def start(problem: NestedProblem, n: int, *paces: Pace) -> NestedState:
@@ -69,6 +70,11 @@ def start(problem: NestedProblem, n: int, *paces: Pace) -> NestedState:
 def view(s: NestedState) -> View:
     """x is the model, y the inner variable."""
     return View(s.x, inner=None if s.kind == "single-level" else s.y)
+
+
+def clients_of(fed: Federation, redraw: bool, draw: Draw) -> Federation:
+    """The clients of a phase: those of the round, or a sample of its own."""
+    return fed.sample(draw=draw) if redraw else fed
 
 
 def stepped(fed: Federation, what: Work, shared: tuple[Any, ...], local: LocalSteps, draw: Draw, **more: Any) -> Tree:
@@ -93,19 +99,23 @@ def fedihgp(fed: Federation, s: NestedState, inverse: Inverse, draw: Draw) -> Te
     """Alg. 3: p ≈ [∇²_yy g]⁻¹ ∇_y f at (x, y), or None where the problem has no indirect term."""
     if s.kind in ("minimax", "single-level"):
         return None
-    b: Tensor = fed.mean(works.outer_y_gradient, (s.x, s.y), draw=draw.phase("goal"), batch=inverse.batch)
+    at = draw.phase("goal")
+    first = clients_of(fed, inverse.redraw, at)  # S_0
+    b: Tensor = first.mean(works.outer_y_gradient, (s.x, s.y), draw=at, batch=inverse.batch)
     if s.kind == "compositional":
         return b
     draws = product_draws(inverse, draw)
 
     def product(v: Tensor) -> Tensor:
-        return fed.mean(works.hessian_product, (s.x, s.y, v), draw=next(draws), batch=inverse.batch)
+        at = next(draws)
+        active = clients_of(fed, inverse.redraw, at)  # S_n
+        return active.mean(works.hessian_product, (s.x, s.y, v), draw=at, batch=inverse.batch)
 
     return solve(product, b, inverse, draw)
 
 
 def product_draws(inverse: Inverse, draw: Draw) -> Iterator[Draw]:
-    """Fresh rows for every product of a series; the same ones for conjugate gradients, which need one matrix."""
+    """Rows (and clients) anew for every product of a series, but not of conjugate gradients, which need one matrix."""
     products = draw.phase("product")
     return (products if inverse.series == "cg" else products.step(n) for n in count())
 
@@ -201,8 +211,8 @@ def with_series(
     return means
 
 
-def alternating(name: str, inner: Phase, outer: Phase, inner_rounds: int, *paces: Pace) -> Method:
-    """Alg. 1: T times y ← inner(x, y), then x ← outer(x, y)."""
+def alternating(name: str, inner: Phase, outer: Phase, inner_rounds: int, *paces: Pace, redraw: bool = False) -> Method:
+    """Alg. 1: T times y ← inner(x, y), then x ← outer(x, y), with the clients of the round or each with its own."""
 
     def init(problem: NestedProblem, n: int) -> NestedState:
         return start(problem, n, *paces)
@@ -211,8 +221,9 @@ def alternating(name: str, inner: Phase, outer: Phase, inner_rounds: int, *paces
         y = s.y
         if s.kind != "single-level":
             for t in range(inner_rounds):
-                y = inner(fed, s.x, y, draw.phase("inner").step(t))
-        s = s._replace(y=y)
-        return s._replace(x=outer(fed, s, draw.phase("outer")))
+                at = draw.phase("inner").step(t)
+                y = inner(clients_of(fed, redraw, at), s.x, y, at)
+        s, at = s._replace(y=y), draw.phase("outer")
+        return s._replace(x=outer(clients_of(fed, redraw, at), s, at))
 
     return Method(name, init, round, view, needs=frozenset({"nested"}))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Batch, Rows, Shard, Static, Tree, moved_from, work
-from coterie.methods.base import Draw
+from coterie.methods.base import Draw, Federation
 
 
 class LocalSteps(NamedTuple):
@@ -50,9 +50,12 @@ def draw_batch(rows: Rows, size: int | str, draw: Draw) -> Batch:
 
 def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Batch]:
     """One batch per step, drawn with replacement, or all rows every time, each step with its own dropout masks."""
-    if isinstance(size, str):
-        return repeat(rows.all(), steps) if rows.key is None else (rows.step(i).all() for i in range(steps))
-    return map(rows.take, draw.batches(rows.count, size, steps))
+    if not isinstance(size, str):
+        return map(rows.take, draw.batches(rows.count, size, steps))
+    if rows.key is not None:
+        return (rows.step(i).all() for i in range(steps))
+    rows.touch(steps - 1)
+    return repeat(rows.all(), steps)
 
 
 def own_loss(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
@@ -81,6 +84,15 @@ def own_product(shard: Shard, theta: Tensor, v: Tensor, size: int | str, draw: D
     if isinstance(size, str):
         return shard.task.full_hvp(theta, v, rows)
     return shard.task.hvp(theta, v, draw_batch(rows, size, draw))
+
+
+def target_row(fed: Federation, rows: Tensor, ids: Tensor) -> Tensor | None:
+    """The target's own row among those of the clients `ids`, or None if it does not take part.
+
+    The target is the client of `federation.target`, or client 0 where its validation rows are at the server.
+    """
+    own = rows[ids == (0 if fed.target == "server" else fed.target)]
+    return own[0] if len(own) else None
 
 
 @work("shared/gradient", update=RESULT)

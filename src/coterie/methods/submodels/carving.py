@@ -3,10 +3,14 @@
 Clients of different capacities train networks of different shapes, so they are asked capacity by capacity. That is
 one round: they work at the same time, and the ledger counts one barrier. A client receives θ[index] and replies with
 its change Δθ, so the ledger counts the size of its sub-model.
+
+What the public code of HeteroFL and FedRolex does beyond their papers is offered as settings: gradients clipped to a
+norm (`clip`), weight decay (`l2`), and rows of the output layer averaged over the clients that have the class
+(`output`); the problem has their loss mask, capacities drawn anew in each round, and rounding.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,23 +20,29 @@ from coterie.federation import RESULT, Batch, Each, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, View
 from coterie.methods.shared.optimisers import Rule, UpdateRule
 from coterie.methods.shared.works import batches, own_rows
-from coterie.problems.catalogue.submodels import SubModels
+from coterie.problems.catalogue.submodels import SubModels, SubModelTask
 from coterie.problems.models.submodel import Anatomy
 from coterie.problems.tasks.supervised import Supervised
 
 Key = TypeVar("Key")
 Reply = TypeVar("Reply")
 Slope = Callable[[Tensor, Batch], Tensor]
+Output = Literal["clients", "holders"]
 NEEDS = frozenset({"gradient", "submodels"})
 
 
 class Local(NamedTuple):
-    """How a client trains, or a network learns from its teachers: step γ, steps, batch, and update rule."""
+    """How a client trains, or a network learns from its teachers: step γ, steps, batch, and update rule.
+
+    clip is the largest norm of a gradient (None: no limit), l2 the weight decay that is added to it first.
+    """
 
     step: float
     steps: int
     batch: int | str
     rule: Rule
+    clip: float | None = None
+    l2: float = 0.0
 
 
 class LevelledState(NamedTuple):
@@ -43,21 +53,32 @@ class LevelledState(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The changes of clients of one capacity: Δθ [c, k] at the places [k] of θ, or at their own places [c, k]."""
+    """The changes of clients of one capacity: Δθ [c, k] at the places [k] of θ, or at their own places [c, k].
+
+    counted, [c, k] bool, is which of them enter the means; all if None.
+    """
 
     places: Tensor
     change: Tensor
+    counted: Tensor | None = None
 
 
 def moved(theta: Tensor, slope: Slope, shard: Shard, steps: int, static: Static, draw: Draw) -> Tensor:
     """θ after steps of the local rule against slope(θ, batch), on batches of the client's rows."""
     rule = UpdateRule(static.rule, static.step)
-    return rule.along(theta, batches(own_rows(shard), static.batch, steps, draw), slope)
+
+    def bounded(x: Tensor, batch: Batch) -> Tensor:
+        g = slope(x, batch)
+        g = g + static.l2 * x if static.l2 else g
+        return g if static.clip is None else g * (static.clip / g.norm().clamp(min=static.clip))
+
+    return rule.along(theta, batches(own_rows(shard), static.batch, steps, draw), bounded)
 
 
-def learnt(task: Supervised, theta: Tensor, shard: Shard, static: Static, draw: Draw) -> Tensor:
+def learnt(oracles: Supervised, theta: Tensor, shard: Shard, static: Static, draw: Draw) -> Tensor:
     """Δθ: the update by the local rule from θ on the client's rows."""
-    return moved(theta, task.gradient, shard, static.steps, static, draw) - theta
+    oracles = shard.task.own(oracles, own_rows(shard))
+    return moved(theta, oracles.gradient, shard, static.steps, static, draw) - theta
 
 
 @work("submodels/learn", update=RESULT)
@@ -69,6 +90,14 @@ def learn(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw)
 def by_level(levels: Tensor) -> dict[int, Tensor]:
     """The clients of each level, the largest capacity first."""
     return {level: (levels == level).nonzero()[:, 0] for level in sorted(set(levels.tolist()))}
+
+
+def levels_of(task: SubModelTask, levels: Tensor, draw: Draw) -> Tensor:
+    """The clients' levels in this round: theirs, or where the problem is dynamic, drawn anew."""
+    if not task.dynamic:
+        return levels
+    clients = torch.arange(len(levels), device=levels.device)
+    return draw.phase("capacity").client(clients).integers(len(task.shares)).to(levels)
 
 
 def asked(fed: Federation, groups: Mapping[Key, Tensor], ask: Callable[[Key, Federation], Reply]) -> list[Reply]:
@@ -103,8 +132,12 @@ def trained(
     local: Local,
     *,
     scaled: bool = True,
+    output: Output = "clients",
 ) -> list[Part]:
-    """One round: each client trains the kernels(share, ids), [K] or [c, K], that it receives."""
+    """One round: each client trains the kernels(share, ids), [K] or [c, K], that it receives.
+
+    With output = "holders", a row of the output layer counts only where the client has the class.
+    """
     task = fed.task
 
     def ask(level: int, group: Federation) -> Part:
@@ -112,9 +145,16 @@ def trained(
         index = task.anatomy.index(kernels(share, group.ids), share)
         settings: dict[str, Any] = {**local._asdict(), "level": level, "scaled": scaled}
         change, ids = group.gather(learn, sent(x, index, group.ids), draw=draw, **settings)
-        return Part(answered(index, group.ids, ids), change)
+        index = answered(index, group.ids, ids)
+        return Part(index, change, known_classes(task, index, ids) if output == "holders" else None)
 
     return asked(fed, by_level(levels), ask)
+
+
+def known_classes(task: SubModelTask, index: Tensor, ids: Tensor) -> Tensor:
+    """Whether a parameter belongs to a class that the client has, or to no class, [c, k]."""
+    of_class = task.anatomy.output[index].expand(len(ids), -1)
+    return (of_class < 0) | task.holds[ids].gather(1, of_class.clamp(min=0))
 
 
 def carved(
@@ -124,14 +164,20 @@ def carved(
     local: Local,
     *,
     scaled: bool = True,
+    output: Output = "clients",
+    everyone_alike: bool = False,
 ) -> Method:
-    """A method whose clients of share p train kernels(anatomy, p, ids, draw) of the model, and average them."""
+    """A method whose clients of share p train kernels(anatomy, p, ids, draw) of the model, and average them.
+
+    With everyone_alike, capacities are those of the start in every round, also where the problem is dynamic.
+    """
 
     def round(fed: Federation, s: LevelledState, draw: Draw) -> LevelledState:
         def chosen(share: float, ids: Tensor) -> Tensor:
             return kernels(fed.task.anatomy, share, ids, draw)
 
-        parts = trained(fed, s.x, s.levels, chosen, draw.phase("learn"), local, scaled=scaled)
+        levels = s.levels if everyone_alike else levels_of(fed.task, s.levels, draw)
+        parts = trained(fed, s.x, levels, chosen, draw.phase("learn"), local, scaled=scaled, output=output)
         return s._replace(x=merged(s.x, parts))
 
     return Method(name, lambda problem, n: start(problem), round, lambda s: View(s.x), needs=NEEDS)
@@ -143,14 +189,15 @@ def merged(x: Tensor, parts: list[Part], *, everyone: bool = False) -> Tensor:
     With everyone, the mean is over all replies, as if the other clients had sent no change.
     """
     total, holders = torch.zeros_like(x), torch.zeros_like(x)
-    for index, change in parts:
+    for index, change, counted in parts:
+        counts = torch.ones_like(change) if counted is None else counted.to(change)
         if index.dim() == 1:
-            total = total.index_add(0, index, change.sum(0))
-            holders = holders.index_add(0, index, torch.full_like(change[0], len(change)))
+            total = total.index_add(0, index, (change * counts).sum(0))
+            holders = holders.index_add(0, index, counts.sum(0))
         else:
             inside = (index >= 0) & (index < len(total))  # clients choose these; invalid places are ignored
-            total = total.index_add(0, index[inside], change[inside])
-            holders = holders.index_add(0, index[inside], torch.ones_like(change[inside]))
+            total = total.index_add(0, index[inside], (change * counts)[inside])
+            holders = holders.index_add(0, index[inside], counts[inside])
     divisor = torch.full_like(x, sum(len(part.change) for part in parts)) if everyone else holders
     return torch.where(holders > 0, x + total / divisor.clamp(min=1.0), x)
 

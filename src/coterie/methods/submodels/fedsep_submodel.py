@@ -1,20 +1,29 @@
 """FedSep on sub-models (Li and Huang 2023, section 4.2): each client trains the kernels that suit its data.
 
-    decode   a = argmin_{a ∈ [0,1]^K} L(a ⊙ ω) + β log(max(T(a), pT)/pT)   on the client's rows: AdamW on φ, a = HN(φ)
-             then the largest p of each layer: θ = ω[index]
+    decode   a = argmin_a L(top_p(a) ⊙ ω) + β log(max(T(a), B)/B)   on the client's rows: AdamW on φ, a = HN(φ)
+             then θ = ω[index], the largest p of each layer
     learn    Δθ on the client's rows, in the sub-model alone
     encode   Enc ≈ −Diag(a): Δθ goes back to where θ came from
 
-T are multiply-adds, of the sub-model and of the whole. HN is a small network: an embedding of each group of kernels,
-through a hidden layer common to all groups, gives the logits of its kernels. It starts with all a alike and T(a) just
-below the budget, so that the data decide from the first step on. A client decodes again when its mask is `refresh`
-rounds old; for that it receives the whole ω, otherwise its sub-model only. A client that can train everything does not
-decode.
+T are multiply-adds, B those of a sub-model with the share p of all kernels. The loss is that of the network that is
+cut: top_p(a) sets the largest p of each layer to 1 and the others to .01 (at 0 a ReLU would hide their derivatives),
+and the derivative goes straight through it to a (`choose = "straight-through"`). The paper's text has soft masks in the
+loss and B = pT, which is the work of √p of the kernels (`choose = "relaxed"`, `budget = "flops"`): the search then
+optimises another network than it cuts.
+
+HN is a small network: an embedding of each group of kernels, through a hidden layer common to all groups, gives the
+logits of its kernels. It starts with all a alike and T(a) just below the budget, so that the data decide from the first
+step on. A client decodes again when its mask is `refresh` rounds old, or its capacity is another; for that it receives
+the whole ω, otherwise its sub-model only. A client that can train everything does not decode.
+
+The decode runs the whole network at the client, whatever its capacity, as in the paper, which does not state it:
+`decode_steps` gradients of the whole network, where learning takes `local_steps` of the sub-model. Two settings lower
+that: a larger `refresh`, and `choose = "saliency"`, which takes one gradient, −∂L/∂a at the start, as the score.
 
 Remark 3 prints the mean over all active clients and calls it the rule of the literature, which is the mean over the
 clients that trained a parameter: `average` offers both, the second is the default. φ starts anew at every decode (to
-keep it was no better). The decode runs the whole network at the client, whatever its capacity, as in the paper, which
-does not state it.
+keep it was no better). Masks are by kernel and searched on the rows that train, as in the paper's experiments; the
+second term of eq. 8, through the mask's derivative, is left out, as there.
 """
 
 from math import log, sqrt
@@ -27,18 +36,33 @@ from torch.func import grad
 from coterie.federation import RESULT, Batch, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, View, validated
 from coterie.methods.shared.optimisers import Rule, UpdateRule
-from coterie.methods.shared.works import batches, own_rows
-from coterie.methods.submodels.carving import NEEDS, Local, Part, answered, asked, learn, learnt, merged, sent
+from coterie.methods.shared.works import batches, draw_batch, own_rows
+from coterie.methods.submodels.carving import (
+    NEEDS,
+    Local,
+    Output,
+    Part,
+    answered,
+    asked,
+    known_classes,
+    learn,
+    learnt,
+    levels_of,
+    merged,
+    sent,
+)
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
+Choice = Literal["straight-through", "relaxed", "saliency"]
 LARGEST = 0.99  # a mask of 1 has no finite logit
+LEAK = 0.01  # gate of kernels that are cut, while searching: at 0 a ReLU behind them would hide their derivatives
 MARGIN = 0.05  # masks start this much below the budget: above it, the resource loss would outweigh the data
 
 
 class FedSepSubmodelState(NamedTuple):
-    """ω, the clients' levels, their masks [n, K], the round in which each decoded its own, rounds done."""
+    """ω, the clients' levels when they last trained, their masks [n, K], the rounds of their decodes, rounds done."""
 
     x: Tensor
     levels: Tensor
@@ -98,21 +122,30 @@ def on_budget(cut: Anatomy, share: float) -> float:
 
 def decoded_mask(shard: Shard, omega: Tensor, static: Static, draw: Draw) -> Tensor:
     """The kernels [K] bool that keep the client's loss small within its capacity."""
-    task, cut = shard.task, shard.task.anatomy
-    share = task.shares[static.level]
-    budget = share * cut.work(cut.first(1.0)).to(omega)
-    net, rule = HyperNetwork(cut.sizes, static.width), UpdateRule("adam", static.decode_step)
-    level = on_budget(cut, share)
+    rows, cut = own_rows(shard), shard.task.anatomy
+    task, share = shard.task.own(shard.task, rows), shard.task.shares[static.level]
+    whole = float(cut.work(cut.first(1.0)))
+    budget = share * whole if static.budget == "flops" else float(cut.work(cut.first(share)))
+    level = on_budget(cut, budget / whole)
     offset = log(level / (1 - level)) - MARGIN
+
+    def loss(a: Tensor, batch: Batch) -> Tensor:
+        return task.loss(cut.gated(omega, a), batch)
+
+    if static.choose == "saliency":
+        start = omega.new_full((cut.kernels,), level)
+        return cut.top(share, -grad(loss)(start, draw_batch(rows, static.decode_batch, draw)))
+
+    net, rule = HyperNetwork(cut.sizes, static.width), UpdateRule("adam", static.decode_step)
 
     def objective(phi: Tensor, batch: Batch) -> Tensor:
         a = net(phi, offset)
         resource = (cut.work(a) / budget).clamp(min=1.0).log()
-        return task.loss(cut.gated(omega, a), batch) + static.resource * resource
+        used = a if static.choose == "relaxed" else a + (cut.top(share, a.detach()).to(a).clamp(min=LEAK) - a).detach()
+        return loss(used, batch) + static.resource * resource
 
     phi = net.start(omega)
     moments = rule.start(phi)
-    rows = own_rows(shard)
     for t, batch in enumerate(batches(rows, static.decode_batch, static.decode_steps, draw), 1):
         slope = grad(objective)(phi, batch)
         phi, moments = rule.move(phi * (1 - static.decode_step * static.decay), slope, moments, t)
@@ -137,9 +170,14 @@ def fedsep_submodel(
     optimiser: Rule = "sgd",
     server_step: Positive = 1.0,
     average: Literal["holders", "active"] = "holders",
+    output: Output = "clients",
+    clip: Positive | None = None,
+    l2: NonNegative = 0.0,
     refresh: Count = 2,
-    decode_step: Positive = 0.01,
-    decode_steps: Count = 10,
+    choose: Choice = "straight-through",
+    budget: Literal["kernels", "flops"] = "kernels",
+    decode_step: Positive = 0.05,
+    decode_steps: Count = 20,
     decode_batch: BatchSize = 20,
     decay: NonNegative = 0.01,
     resource: NonNegative = 10.0,
@@ -155,7 +193,13 @@ def fedsep_submodel(
     Args:
         optimiser: rule of the clients' local steps
         average: mean of a change over the clients that trained the parameter, or over all active ones
+        output: rows of the output layer are averaged over all clients that trained them, or over those with the class
+        clip: largest norm of a local gradient; no limit if not set
+        l2: weight decay of the local steps
         refresh: rounds after which a client decodes its mask anew
+        choose: kernels by the loss of the network that is cut (straight-through), by that of soft masks (relaxed), or
+            by one gradient (saliency)
+        budget: B, the work of the client's share of the kernels, or its share of the whole work
         decode_step: step size of AdamW on the hyper-network
         decode_steps: I_dec, steps of AdamW per decode
         decode_batch: rows per step of AdamW
@@ -169,9 +213,9 @@ def fedsep_submodel(
         >>> fedsep_submodel().name
         'fedsep-submodel'
     """
-    local = Local(step, local_steps, batch, optimiser)
+    local = Local(step, local_steps, batch, optimiser, clip, l2)
     decoding: dict[str, Any] = {"decode_step": decode_step, "decode_steps": decode_steps, "decode_batch": decode_batch}
-    decoding |= {"decay": decay, "resource": resource, "width": width}
+    decoding |= {"decay": decay, "resource": resource, "width": width, "choose": choose, "budget": budget}
 
     def init(problem: SubModels, n: int) -> FedSepSubmodelState:
         cut = problem.task.anatomy
@@ -181,12 +225,16 @@ def fedsep_submodel(
 
     def round(fed: Federation, s: FedSepSubmodelState, draw: Draw) -> FedSepSubmodelState:
         task, cut, at = fed.task, fed.task.anatomy, draw.phase("learn")
-        due = s.rounds - s.decoded >= refresh
+        levels = levels_of(task, s.levels, draw)
+        due = (s.rounds - s.decoded >= refresh) | (levels != s.levels)
         groups = {
-            (level, new): ((s.levels == level) & (due == new if share < 1.0 else not new)).nonzero()[:, 0]
+            (level, new): ((levels == level) & (due == new if share < 1.0 else not new)).nonzero()[:, 0]
             for level, share in enumerate(task.shares)
             for new in (False, True)
         }
+
+        def part(index: Tensor, change: Tensor, ids: Tensor) -> Part:
+            return Part(index, change, known_classes(task, index, ids) if output == "holders" else None)
 
         def ask(key: tuple[int, bool], group: Federation) -> Reply:
             level, new = key
@@ -194,18 +242,19 @@ def fedsep_submodel(
             settings: dict[str, Any] = {**local._asdict(), "level": level, "scaled": scaled}
             if new:
                 (change, masks), ids = group.gather(decode_and_learn, s.x, draw=at, **settings, **decoding)
-                return Reply(Part(cut.index(masks, share), change), ids, masks)
+                return Reply(part(cut.index(masks, share), change, ids), ids, masks)
             index = cut.index(s.masks[group.ids] if share < 1.0 else cut.first(share), share)
             change, ids = group.gather(learn, sent(s.x, index, group.ids), draw=at, **settings)
-            return Reply(Part(answered(index, group.ids, ids), change), ids, None)
+            return Reply(part(answered(index, group.ids, ids), change, ids), ids, None)
 
         replies = asked(fed, groups, ask)
-        masks, decoded = s.masks, s.decoded
+        masks, decoded, trained_at = s.masks, s.decoded, s.levels
         for _, ids, new in replies:
+            trained_at = trained_at.index_copy(0, ids, levels[ids])
             if new is not None:
                 masks, decoded = masks.index_copy(0, ids, new), decoded.index_fill(0, ids, s.rounds)
         x = merged(s.x, [reply.part for reply in replies], everyone=average == "active")
-        return FedSepSubmodelState(s.x + server_step * (x - s.x), s.levels, masks, decoded, s.rounds + 1)
+        return FedSepSubmodelState(s.x + server_step * (x - s.x), trained_at, masks, decoded, s.rounds + 1)
 
     masks = ("fedsep-submodel/decode-and-learn",)
     return Method("fedsep-submodel", init, round, lambda s: View(s.x), needs=NEEDS, whole_numbers=masks)

@@ -8,11 +8,13 @@ with the other kernels at 0, which gives the same outputs.
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from coterie.methods.base import Method, validated
 from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels.carving import LevelledState, Local, alone, carved
 from coterie.problems.catalogue.submodels import SubModels
+from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -47,4 +49,7 @@ def homogeneous(
         level = len(task.shares) - 1 if size == "smallest" else 0
         return LevelledState(alone(task, level, problem.start), torch.full_like(problem.levels, level))
 
-    return carved("homogeneous", start, lambda cut, share, *_: cut.first(share), local, scaled=False)
+    def first(cut: Anatomy, share: float, *_: object) -> Tensor:
+        return cut.first(share)
+
+    return carved("homogeneous", start, first, local, scaled=False, everyone_alike=True)

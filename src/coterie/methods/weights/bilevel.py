@@ -3,16 +3,23 @@
     θ ≈ argmin Σ w_k L_k   and   (Σ w_k ∇²L_k(θ)) h = ∇L_0(θ),   both by Local-SVRG;
     ∂F/∂w_k = −∇L_k(θ)ᵀh;   w ← Π_{Δ_b}(w − η ∂F)
 
-Returns the last iterate (the theory returns a random one). Rounds per outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where
-the outputs of Local-SVRG are averaged; exchanges with the target cost no round where the server holds its rows. `tie`
-adds the penalty of methods/shared/ties.py to ∂F, also in the record.
+Returns the last iterate, or with `output = "random"` one drawn uniformly from all of them, as the theory does. Rounds
+per outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where the outputs of Local-SVRG are averaged; exchanges with the target
+cost no round where the server holds its rows. `tie` adds the penalty of methods/shared/ties.py to ∂F, also in the
+record.
+
+Theorem 4 lets the inner solves grow with the outer step s (`schedule = "theorem"`), with A for its constants:
+
+    τ = 1:  T_s = ln(A (s+1)²/γ) / (γμ)          τ > 1:  M_s = max{1/γ, (s+1) √A},  γ_s = 1/M_s,  T_s = M_s ln(M_s³)/μ
 """
 
-from typing import Any, NamedTuple
+import math
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs, solve
@@ -32,12 +39,16 @@ class Hypergradient(NamedTuple):
 
 
 class BilevelState(NamedTuple):
-    """θ [d], w [K], the last hypergradient [K], and G: the largest statistical distance (eq. 9) met so far."""
+    """θ [d], w [K], the last hypergradient [K], G: the largest statistical distance (eq. 9) met so far, the gradient
+    mapping of the last step, outer steps taken, and the iterate (θ, w) drawn from all of them, where one is."""
 
     theta: Tensor
     w: Tensor
     gradient: Tensor
     G: Tensor
+    mapping: Tensor = torch.zeros(())
+    steps: int = 0
+    kept: tuple[Tensor, ...] = ()
 
 
 @work("bilevel/merit", update=RESULT, whole_pass=True)
@@ -60,14 +71,33 @@ def hypergradient(
     return Hypergradient(theta, everyone, (losses - loss).square().sum().sqrt())
 
 
-def record(gradient: Tensor, G: Tensor, w: Tensor, cap: float, step: float) -> dict[str, Any]:
-    """More entries of the record: G, ∂F/∂w per client, and ‖w − Π(w − η∂F)‖/η."""
-    moved = project_capped_simplex(w - step * gradient, cap)
+def record(gradient: Tensor, G: Tensor, mapping: Tensor) -> dict[str, Any]:
+    """More entries of the record: G, ∂F/∂w per client, and ‖w − Π(w − η∂F)‖/η, all of the last step."""
     return {
         "statistical_distance": float(G),
-        "gradient_mapping": float((w - moved).norm() / step),
+        "gradient_mapping": float(mapping),
         "hypergradient": [float(f"{g:.6g}") for g in gradient.tolist()],
     }
+
+
+def grown(svrg: SVRGSteps, s: int, power: int, constant: float) -> SVRGSteps:
+    """Step size and number of iterations of an inner solve in outer step s, as Theorem 3 (power 4) or 4 (power 2) has
+    them; `svrg.step` is γ_0."""
+    mu = svrg.convexity
+    if svrg.period == 1:
+        steps = math.log(constant * (s + 1) ** power / svrg.step) / (svrg.step * mu)
+        return svrg._replace(steps=max(1, math.ceil(steps)))
+    M = max(1.0 / svrg.step, (s + 1) ** (power / 2) * math.sqrt(constant))
+    return svrg._replace(step=1.0 / M, steps=max(1, math.ceil(M * math.log(M**3) / mu)))
+
+
+def check_schedule(schedule: str, convexity: float) -> None:
+    """The theorems divide by μ."""
+    if schedule == "theorem" and convexity <= 0.0:
+        raise UsageError(
+            'method.schedule = "theorem" needs the strong convexity μ of the losses; set method.convexity, for example '
+            "to problem.l2."
+        )
 
 
 @validated
@@ -83,6 +113,9 @@ def bilevel(
     cap: Probability = 1 / 3,
     average: bool = False,
     convexity: NonNegative = 0.0,
+    schedule: Literal["fixed", "theorem"] = "fixed",
+    constant: Positive = 1.0,
+    output: Literal["last", "random"] = "last",
     tie: NonNegative = 0.0,
 ) -> Method:
     """Learn client weights by projected descent along the hypergradient of the target's loss (Alg. 3).
@@ -100,6 +133,9 @@ def bilevel(
         refresh: q, probability per step that a client renews its anchor
         cap: b, largest weight of one client
         average: return the weighted average of Local-SVRG's iterates instead of the last one
+        schedule: theorem lets T and γ of the inner solves change from outer step to outer step as Theorem 4 has it
+        constant: A, the constants of that theorem together
+        output: the last iterate, or one drawn uniformly from all of them, which is what the theory is about
 
     Example:
         >>> import torch, coterie
@@ -114,21 +150,32 @@ def bilevel(
         (True, 10)
     """
 
+    check_schedule(schedule, convexity)
+
     def init(problem: Problem, n: int) -> BilevelState:
         check_cap(cap, n)
-        w = uniform(n, like=problem.start)
-        return BilevelState(problem.start, w, torch.zeros_like(w), w.new_zeros(()))
+        w, none = uniform(n, like=problem.start), problem.start.new_zeros(())
+        kept = (problem.start, w) if output == "random" else ()
+        return BilevelState(problem.start, w, torch.zeros_like(w), none, none, 0, kept)
 
     def round(fed: Federation, s: BilevelState, draw: Draw) -> BilevelState:
         T = steps or five_epochs(fed, batch)
         model = SVRGSteps(step, local_steps, refresh, T, batch, average, convexity)
         system = model._replace(step=system_step)
+        if schedule == "theorem":
+            model, system = (grown(solver, s.steps, 2, constant) for solver in (model, system))
         found = hypergradient(fed, s.theta, s.w, model, system, draw)
         gradient = tied(found.gradient, s.w, tie)
         w = project_capped_simplex(s.w - outer_step * gradient, cap)
-        return BilevelState(found.theta, w, gradient, torch.maximum(s.G, found.distance))
+        mapping = (s.w - w).norm() / outer_step
+        kept = s.kept
+        if kept:  # each of the iterates so far is the one that is kept with the same probability
+            chosen = draw.phase("output").bernoulli(1.0 / (s.steps + 1))
+            kept = tuple(torch.where(chosen, new, old) for new, old in zip((found.theta, s.w), kept, strict=True))
+        return BilevelState(found.theta, w, gradient, torch.maximum(s.G, found.distance), mapping, s.steps + 1, kept)
 
     def view(s: BilevelState) -> View:
-        return View(s.theta, s.w, more=record(s.gradient, s.G, s.w, cap, outer_step))
+        theta, w = s.kept or (s.theta, s.w)
+        return View(theta, w, more=record(s.gradient, s.G, s.mapping))
 
     return Method("bilevel", init, round, view, needs=CURVATURE_AND_TARGET)

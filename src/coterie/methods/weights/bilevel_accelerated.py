@@ -4,9 +4,12 @@
     w ← Π(w − η(s+1)/4 ∂F);   w_ag ← Π(w_md − η ∂F)
 
 The step η(s+1)/4 is what line 13's proximal term 2/(η(s+1))‖w − w_s‖² gives. Returns w_ag. Rounds as in Algorithm 3.
+
+Theorem 3's inner solves (`schedule = "theorem"`) are Theorem 4's of `bilevel`, with (s+1)⁴ and (s+1)² for (s+1)² and
+s+1.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +17,14 @@ from torch import Tensor
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs
 from coterie.methods.shared.ties import tied
-from coterie.methods.weights.bilevel import hypergradient, record
+from coterie.methods.weights.bilevel import check_schedule, grown, hypergradient, record
 from coterie.numerics import project_capped_simplex, uniform
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 
 class AcceleratedState(NamedTuple):
-    """θ [d], the two weight sequences [K], the outer step s, the last hypergradient [K], and G (eq. 9)."""
+    """θ [d], the two weight sequences [K], the outer step s, the last hypergradient [K], G (eq. 9), and the gradient
+    mapping at w_md of the last step."""
 
     theta: Tensor
     w: Tensor
@@ -28,6 +32,7 @@ class AcceleratedState(NamedTuple):
     s: int
     gradient: Tensor
     G: Tensor
+    mapping: Tensor = torch.zeros(())
 
 
 @validated
@@ -43,6 +48,8 @@ def bilevel_accelerated(
     cap: Probability = 1 / 3,
     average: bool = False,
     convexity: NonNegative = 0.0,
+    schedule: Literal["fixed", "theorem"] = "fixed",
+    constant: Positive = 1.0,
     tie: NonNegative = 0.0,
 ) -> Method:
     """Learn client weights by accelerated hypergradient descent, for objectives convex in the weights (Alg. 2).
@@ -60,6 +67,8 @@ def bilevel_accelerated(
         refresh: q, probability per step that a client renews its anchor
         cap: b, largest weight of one client
         average: return the weighted average of Local-SVRG's iterates instead of the last one
+        schedule: theorem lets T and γ of the inner solves change from outer step to outer step as Theorem 3 has it
+        constant: A, the constants of that theorem together
 
     Example:
         >>> from coterie.methods import bilevel_accelerated
@@ -67,25 +76,30 @@ def bilevel_accelerated(
         'bilevel-accelerated'
     """
 
+    check_schedule(schedule, convexity)
+
     def init(problem: Problem, n: int) -> AcceleratedState:
         check_cap(cap, n)
-        w = uniform(n, like=problem.start)
-        return AcceleratedState(problem.start, w, w, 0, torch.zeros_like(w), w.new_zeros(()))
+        w, none = uniform(n, like=problem.start), problem.start.new_zeros(())
+        return AcceleratedState(problem.start, w, w, 0, torch.zeros_like(w), none, none)
 
     def round(fed: Federation, state: AcceleratedState, draw: Draw) -> AcceleratedState:
         s = state.s
         T = steps or five_epochs(fed, batch)
         model = SVRGSteps(step, local_steps, refresh, T, batch, average, convexity)
+        system = model._replace(step=system_step)
+        if schedule == "theorem":
+            model, system = (grown(solver, s, 4, constant) for solver in (model, system))
         w_md = 2 / (s + 2) * state.w + s / (s + 2) * state.w_ag
-        found = hypergradient(fed, state.theta, w_md, model, model._replace(step=system_step), draw)
+        found = hypergradient(fed, state.theta, w_md, model, system, draw)
         gradient = tied(found.gradient, w_md, tie)
         w = project_capped_simplex(state.w - outer_step * (s + 1) / 4 * gradient, cap)
         w_ag = project_capped_simplex(w_md - outer_step * gradient, cap)
         G = torch.maximum(state.G, found.distance)
-        return AcceleratedState(found.theta, w, w_ag, s + 1, gradient, G)
+        mapping = (w_md - w_ag).norm() / outer_step
+        return AcceleratedState(found.theta, w, w_ag, s + 1, gradient, G, mapping)
 
     def view(state: AcceleratedState) -> View:
-        more = record(state.gradient, state.G, state.w_ag, cap, outer_step)
-        return View(state.theta, state.w_ag, more=more)
+        return View(state.theta, state.w_ag, more=record(state.gradient, state.G, state.mapping))
 
     return Method("bilevel-accelerated", init, round, view, needs=CURVATURE_AND_TARGET)

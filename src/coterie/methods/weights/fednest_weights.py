@@ -7,7 +7,8 @@
 ∇f has no part that clients could evaluate alone at other w, so FedOut's local steps reduce to one projected step.
 With a partial active set weight moves among the active clients only; the others keep theirs. `ask = "weighted"` asks
 clients of weight 0 for their slope alone: to weighted means they add nothing. `tie` adds the penalty of
-methods/shared/ties.py to the slopes of the active clients.
+methods/shared/ties.py to the slopes of the active clients. `redraw` draws the clients of each FedInn, of each S_n of
+Alg. 3 and of the slopes anew: with the same ones throughout, p and the slopes err in the same direction.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, moved_from, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
-from coterie.methods.nested.phases import Inverse, Series, StepCounts, product_draws, solve, stepped
+from coterie.methods.nested.phases import Inverse, Series, StepCounts, clients_of, product_draws, solve, stepped
 from coterie.methods.nested.works import step_size, within
 from coterie.methods.shared.hessian import Ask, asked
 from coterie.methods.shared.ties import tied
@@ -48,6 +49,7 @@ def fednest_weights(
     cap: Probability = 1.0,
     ask: Ask = "all",
     tie: NonNegative = 0.0,
+    redraw: bool = False,
 ) -> Method:
     """Run FedNest with the client weights as outer variable and the model as inner variable.
 
@@ -73,7 +75,7 @@ def fednest_weights(
         >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
         (True, 16)
     """
-    local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor)
+    local, inverse = LocalSteps(step, local_steps, batch), Inverse(series, terms, lipschitz, anchor, redraw)
 
     def init(problem: Problem, n: int) -> FedNestWeights:
         if cap * n < 1.0:
@@ -85,9 +87,10 @@ def fednest_weights(
         return FedNestWeights(problem.start, uniform(n, like=problem.start))
 
     def round(fed: Federation, s: FedNestWeights, draw: Draw) -> FedNestWeights:
-        theta, weighted = s.theta, asked(fed, s.w, ask)
+        theta = s.theta
         for t in range(inner_rounds):
             at = draw.phase("inner").step(t)
+            weighted = asked(clients_of(fed, redraw, at), s.w, ask)
             q = weighted.mean(gradient, theta, weights=s.w, draw=at.phase("anchor"), batch=anchor)
             theta = stepped(weighted, corrected_steps, (theta, q), local, at, weights=s.w)
         if outer_step == 0.0:
@@ -96,13 +99,15 @@ def fednest_weights(
 
     def _weights_step(fed: Federation, theta: Tensor, w: Tensor, draw: Draw) -> Tensor:
         b = fed.ask_target(goal_gradient, theta, draw=draw.phase("goal"), batch=inverse.batch)
-        draws, weighted = product_draws(inverse, draw), asked(fed, w, ask)
+        draws = product_draws(inverse, draw)
 
         def product(v: Tensor) -> Tensor:  # Σ w_k ∇²L_k(θ) v
-            return weighted.mean(own_hessian_product, (theta, v), weights=w, draw=next(draws), batch=inverse.batch)
+            at = next(draws)
+            weighted = asked(clients_of(fed, redraw, at), w, ask)
+            return weighted.mean(own_hessian_product, (theta, v), weights=w, draw=at, batch=inverse.batch)
 
-        p = solve(product, b, inverse, draw)
-        slopes, ids = fed.gather(slope, (theta, p), draw=draw.phase("slope"), batch=inverse.batch)
+        p, at = solve(product, b, inverse, draw), draw.phase("slope")
+        slopes, ids = clients_of(fed, redraw, at).gather(slope, (theta, p), draw=at, batch=inverse.batch)
         active = w[ids].sum()
         moved = (w[ids] - outer_step * tied(slopes, w[ids], tie)) / active
         return w.index_copy(0, ids, active * project_capped_simplex(moved, max(cap / float(active), 1.0 / len(ids))))

@@ -6,8 +6,9 @@
 MD asks the target for the gradient on all its rows, SMD on a fresh batch each mirror step; `data` chooses the rows
 (methods/weights/mirror.py). MD on fresh rows takes one block per round, SMD one per mirror step. The weights are
 warm-started from round to round unless `restart`. With a partial active set the mirror steps move weight among the
-active clients only; the others keep theirs. From the authors' code, off by default: `average` takes the mean of the
-mirror iterates, `cut` divides α by 10 after that many rounds.
+active clients only; the others keep theirs. From the authors' code, off by default: `average = "continue"` starts each
+mirror step from the mean of the iterates so far and ends at that mean, `cut` divides α by 10 after that many rounds.
+`average = true` takes the mean of the iterates and leaves them as they are.
 
 Beyond the paper. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one exchange
 is enough. `local_steps`: clients take local steps, and g_k = (x − x_k)/γ, so that φ judges the mean of their models.
@@ -23,7 +24,7 @@ from torch import Tensor
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.optimisers import Moments, Rule, UpdateRule
 from coterie.methods.shared.works import gradient, local_sgd
-from coterie.methods.weights.mirror import Data, Judge, first_order, mirror_descent, second_order
+from coterie.methods.weights.mirror import Averaging, Data, Judge, first_order, mirror_descent, second_order
 from coterie.numerics import uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -50,7 +51,7 @@ def meritfed(
     mirror_batch: Count = 50,
     data: Data = "validation",
     restart: bool = False,
-    average: bool = False,
+    average: Averaging = False,
     cut: Count | None = None,
     solver: Literal["mirror", "quadratic"] = "mirror",
     rank: Whole | None = None,
@@ -75,7 +76,7 @@ def meritfed(
         mirror_step: α, step size of the mirror descent; raise it if the weights hardly move
         mirror_steps: mirror steps per round; 0 keeps the weights
         mirror_batch: rows of the target per mirror step, with mirror="smd" or data="fresh"
-        average: use the mean of a round's mirror iterates instead of the last one
+        average: take the mean of the mirror iterates; "continue" starts each mirror step from the mean so far
         cut: after this many rounds the mirror step is divided by 10; never if not set
         rank: leading directions of the gradients that the second-order model uses, with solver="quadratic"; all if not
             set

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie.methods.base import GRADIENTS_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import gradient
-from coterie.methods.weights.mirror import Data, Judge, mirror_descent, zeroth_order
+from coterie.methods.weights.mirror import Averaging, Data, Judge, mirror_descent, zeroth_order
 from coterie.numerics import uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -37,6 +37,7 @@ def meritfed_zo(
     mirror_batch: BatchSize = "all",
     smoothing: Positive = 0.1,
     data: Data = "validation",
+    average: Averaging = False,
     batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
@@ -49,6 +50,8 @@ def meritfed_zo(
     Args:
         smoothing: h, distance of the two trial weights from the current ones
         mirror_batch: rows of the target per loss
+        average: use the mean of a round's mirror iterates instead of the last one; "continue" also starts each mirror
+            step from the mean so far
 
     Example:
         >>> from coterie.methods import meritfed_zo
@@ -66,7 +69,8 @@ def meritfed_zo(
         active = s.w[ids].sum()
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
         slope = zeroth_order(ask, s.x, G, step=step, smoothing=smoothing, draw=draw.phase("direction"))
-        w = mirror_descent(s.w[ids] / active, slope, step=mirror_step, steps=mirror_steps, tie=tie)
+        w = s.w[ids] / active
+        w = mirror_descent(w, slope, step=mirror_step, steps=mirror_steps, average=average, tie=tie)
         return MeritFedZOState(s.x - step * w @ G, s.w.index_copy(0, ids, active * w), s.rounds + 1)
 
     return Method("meritfed-zo", init, round, lambda s: View(s.x, s.w), needs=GRADIENTS_AND_TARGET)

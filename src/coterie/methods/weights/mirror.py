@@ -27,6 +27,7 @@ from coterie.settings import BatchSize
 Data = Literal["validation", "train", "fresh"]
 Ask = Callable[[Work, Tree, int], Any]
 Slope = Callable[[Tensor, int], Tensor]
+Averaging = bool | Literal["continue"]
 FEW = 500  # up to this many clients a Gram matrix costs no more than a few small operations
 COLUMNS = 8  # Hessian products at once: more would only take memory
 
@@ -124,9 +125,12 @@ def goal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: 
 
 
 def mirror_descent(
-    w: Tensor, slope: Slope, *, step: float, steps: int, average: bool = False, tie: float = 0.0
+    w: Tensor, slope: Slope, *, step: float, steps: int, average: Averaging = False, tie: float = 0.0
 ) -> Tensor:
-    """w after some entropic steps along slope(w, i) and the tie penalty's, or the mean of the points they lead to."""
+    """w after some entropic steps along slope(w, i) and the tie penalty's, or the mean of the points they lead to.
+
+    With average = "continue", each step starts from the mean of the points so far instead of the last one.
+    """
     mean, absent, logs = torch.zeros_like(w), w == 0.0, w.log()
     some_absent = bool(absent.any())
     for i in range(steps):  # `entropic_step` without leaving the logarithms
@@ -134,7 +138,11 @@ def mirror_descent(
         least = torch.where(absent, torch.inf, g).amin() if some_absent else g.amin()
         logs = torch.sub(logs, g - least, alpha=step)
         w = torch.softmax(logs, 0)
-        mean = mean + w / steps if average else mean
+        if average == "continue":
+            mean = mean + (w - mean) / (i + 1)
+            w, logs = mean, mean.log()
+        elif average:
+            mean = mean + w / steps
     return mean if average and steps else w
 
 

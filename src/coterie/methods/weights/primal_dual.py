@@ -13,6 +13,10 @@ outer steps leave w alone until λ has settled. Keep η_w ≪ η_λ: a young λ 
 An inner step without any active client skips the outer step it belongs to. `ask = "weighted"` asks for products only
 where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds per step instead of one. `tie`
 adds the penalty of methods/shared/ties.py to g, for all clients.
+
+The record has the two residuals of the saddle point, at the θ and λ that the last replies were for: `primal_residual`
+‖(N/|A|) Σ_A w_k ∇L_k‖ (how far θ is from θ*(w)) and `dual_residual` ‖∇L_0 + (N/|A|) Σ_A w_k ∇²L_k λ‖ (how far λ is
+from −H⁻¹∇L_0), both as noisy as the batches are.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -31,13 +35,15 @@ from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
 class PrimalDualState(NamedTuple):
-    """Model, dual variable and weights; outer steps taken; and Theorem 1's least Γ, where the problem knows it."""
+    """Model, dual variable and weights; outer steps taken; Theorem 1's least Γ, where the problem knows it; and the
+    primal and the dual residual of the last inner step, [2]."""
 
     theta: Tensor
     lam: Tensor
     w: Tensor
     steps: int
     bound: float | None
+    residuals: Tensor = torch.zeros(2)
 
 
 @work("primal-dual/gradient-and-product", update=RESULT)
@@ -105,7 +111,8 @@ def primal_dual(
 
     def init(problem: Problem, n: int) -> PrimalDualState:
         theta = problem.start
-        return PrimalDualState(theta, torch.zeros_like(theta), uniform(n, like=theta), 0, least_gamma(problem, radius))
+        bound, residuals = least_gamma(problem, radius), theta.new_zeros(2)
+        return PrimalDualState(theta, torch.zeros_like(theta), uniform(n, like=theta), 0, bound, residuals)
 
     def answers(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, sent: bool) -> tuple[Tensor, ...]:
         """∇L_k(θ) per row, Σ_A w_k ∇²L_k(θ)λ, λᵀ∇L_k(θ) (computed here unless clients send it) and the ids of A."""
@@ -120,7 +127,7 @@ def primal_dual(
     def round(fed: Federation, s: PrimalDualState, draw: Draw) -> PrimalDualState:
         if s.steps == 0 and s.bound is not None and augmentation <= s.bound:
             _warn(fed, augmentation, s.bound)
-        theta, lam, w = s.theta, s.lam, s.w
+        theta, lam, w, residuals = s.theta, s.lam, s.w, s.residuals
         slope = torch.zeros_like(w)
         for k in range(local_steps):
             at, last = draw.step(k), k == local_steps - 1
@@ -130,13 +137,18 @@ def primal_dual(
             r = fed.n / len(ids)
             slope = torch.zeros_like(w).index_copy(0, ids, r * dots)
             g = r * w[ids] @ G
+            residuals = torch.stack([g.norm(), (g0 + r * Hl).norm()])
             theta = theta - step * (g0 + r * Hl + augmentation * g)
             lam = project_ball(lam + dual_step * g, radius)
         if s.steps >= warmup:
             w = project_simplex(w - outer_step * tied(slope, w, tie))
-        return PrimalDualState(theta, lam, w, s.steps + 1, s.bound)
+        return PrimalDualState(theta, lam, w, s.steps + 1, s.bound, residuals)
 
-    return Method("primal-dual", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
+    def view(s: PrimalDualState) -> View:
+        primal, dual = s.residuals.tolist()
+        return View(s.theta, s.w, more={"primal_residual": primal, "dual_residual": dual})
+
+    return Method("primal-dual", init, round, view, needs=CURVATURE_AND_TARGET)
 
 
 def least_gamma(problem: Problem, radius: float) -> float | None:

@@ -34,7 +34,7 @@ from coterie.problems.data.load import load
 from coterie.problems.data.partition import thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
-from coterie.settings import Count, Name, Positive
+from coterie.settings import Count, Name, NonNegative, Positive
 
 Group = Literal["minority", "majority"]
 TEST_SHARE = 3  # one row in so many is for the test where there is no test part
@@ -101,6 +101,7 @@ def groups(
     test: Count | None = None,
     selection: Annotated[int, Field(ge=0)] = 0,
     everyone: bool = False,
+    l2: NonNegative = 0.0,
     skew: Positive | None = None,
     attack: AttackOption = "none",
     attackers: Attackers = 0.4,
@@ -117,6 +118,7 @@ def groups(
         target: the group of the target.
         minority: number of minority clients; a third if not set.
         train: training rows per client.
+        l2: strength of the penalty ½ l2 ‖θ‖² on the model; with a linear model it is the μ of the paper's theorems.
         attack_from: first round in which the attackers attack.
 
     Example:
@@ -161,6 +163,7 @@ def groups(
         view(home.examples, valid, target),
         FlatModel(build(model or plan.model, source.shape, source.classes, context.seed)),
         "cross_entropy",
+        l2=l2,
         test=tested,
         selection=chooses,
         friends=few if target == "minority" else clients - few,

@@ -5,13 +5,18 @@ N(μ1, I) with μ = `shift`, `far` ones from N(e, I) with e drawn once from the 
 authors' code the loss is the mean over coordinates and x starts at 1/√d · 1. The target is client 0 in disguise: its
 training rows are client 0's, its validation rows are drawn anew.
 
+`geometry = "authors"` has the means of their code instead of those of the text: μ is the length of the near clients'
+mean, (μ/√d)1, which is √d times closer, and e is the alternating vector ±1/√d times the distance, so that (for even d)
+it is orthogonal to the start and to the near clients' mean.
+
 What is known: the optimum 0, the excess L_0(x) − min L_0 = ‖x‖²/d, and the weights w* that minimise the expected
-error of the pooled mean, E‖Σ_k w_k ξ̄_k‖² = Σ_k w_k² d/n + ‖Σ_k w_k m_k‖² with m_k = 0, μ1 or e: equal within a group.
+error of the pooled mean, E‖Σ_k w_k ξ̄_k‖² = Σ_k w_k² d/n + ‖Σ_k w_k m_k‖² with m_k the mean of client k's samples: equal
+within a group.
 """
 
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -121,6 +126,7 @@ def mean_estimation(
     near: Annotated[int, Field(ge=0)] = 95,
     far: Annotated[int, Field(ge=0)] = 50,
     distance: NonNegative = 1.0,
+    geometry: Literal["paper", "authors"] = "paper",
     dimension: Count = 10,
     samples: Count = 1000,
     validation: Count = 1000,
@@ -134,10 +140,12 @@ def mean_estimation(
     Clients 0 … friends − 1 are the friends; the near and the far clients follow.
 
     Args:
-        shift: μ, every coordinate of the near clients' mean.
-        near: number of clients with mean μ1.
+        shift: μ, every coordinate of the near clients' mean, or its length with geometry="authors".
+        near: number of clients with a mean near 0.
         far: number of clients with mean e.
         distance: ‖e‖, distance of the far clients' mean.
+        geometry: where the means are: as in the text (μ1, and e at random) or as in the authors' code (length μ, and e
+            alternating).
         samples: samples per client.
         validation: fresh samples of the target that judge the weights.
         attack_from: first round in which the attackers attack.
@@ -150,8 +158,13 @@ def mean_estimation(
     """
     draw, wide = Draw.of(context.seed).phase("mean-estimation"), torch.float64
     sizes = torch.tensor([friends, near, far])
-    e = distance * draw.phase("far").sphere(dimension, dtype=wide)
-    means = torch.stack([torch.zeros_like(e), torch.full_like(e, shift), e])
+    if geometry == "authors":
+        unit = torch.full((dimension,), dimension**-0.5, dtype=wide)
+        e, mu = distance * unit * (-1.0) ** torch.arange(dimension), shift * unit
+    else:
+        e = distance * draw.phase("far").sphere(dimension, dtype=wide)
+        mu = torch.full_like(e, shift)
+    means = torch.stack([torch.zeros_like(e), mu, e])
     noise = draw.phase("samples").client(torch.arange(int(sizes.sum()))).normal(samples, dimension, dtype=wide)
     rows = noise + means.repeat_interleave(sizes, dim=0)[:, None]
     held_out = draw.phase("validation").normal(validation, dimension, dtype=wide)

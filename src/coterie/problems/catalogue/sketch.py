@@ -1,7 +1,8 @@
 """`sketch`: a convolutional network learnt by 10 clients over a slow connection (FedSep, section 5.1).
 
-The training part is dealt evenly, i.i.d. or so that each client has exactly `classes` classes; the published test part
-measures the model. Pixels are standardised by the training part. There is no target: nobody's weight is learnt.
+The training part is dealt evenly, i.i.d. or so that each client has exactly `classes` classes, dealt at random (or
+neighbours on a ring of all classes, "ring"); the published test part measures the model. Pixels are standardised by the
+training part. There is no target: nobody's weight is learnt.
 Digits are not in the paper: 400 rows are set apart for the test.
 """
 
@@ -22,7 +23,7 @@ def sketch(
     data: Literal["digits", "mnist", "fashion-mnist", "cifar10"] = "digits",
     model: Name = "conv4",
     clients: Count = 10,
-    partition: Literal["iid", "classes", "dirichlet", "quantity"] = "iid",
+    partition: Literal["iid", "classes", "ring", "dirichlet", "quantity"] = "iid",
     classes: Count = 2,
     alpha: Positive = 0.5,
     test: Count = 400,

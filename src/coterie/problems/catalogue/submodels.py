@@ -5,13 +5,16 @@ that it can train, drawn by the seed from `capacities`. The model is judged whol
 training rows are public: their inputs are known to everybody, their labels to nobody (for methods that distil).
 
 Static batch norm: norms use the statistics of the batch at hand, in training and test alike. `scalers` are HeteroFL's:
-in training, a layer with a share of its kernels puts out as much as if it had all. With `masked` (HeteroFL's, too) the
-local softmax runs over the classes of the batch at hand, so that a client does not unlearn the classes it has not.
+in training, a layer with a share of its kernels puts out as much as if it had all. With `masked` the local loss leaves
+out the classes that a client lacks, so that it does not unlearn them: the softmax runs over the classes of the batch at
+hand ("batch", the default) or of the client ("client"); "zero" is the code of HeteroFL and FedRolex, which sets the
+logits of the classes that the client lacks to 0. Their code also draws every client's capacity anew in each round
+(`dynamic`) and rounds numbers of kernels up (`rounding`).
 
 Digits are not in the paper: 400 rows are set apart for the test.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -19,6 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.errors import UsageError
+from coterie.federation import Rows
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.dealt import Split, source
@@ -30,21 +34,41 @@ from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive, Probability
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+Mask = Literal["batch", "client", "zero"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubModelTask(Supervised):
-    """The whole network, what can be cut from it, and the smaller ones: one per level, the largest share first."""
+    """The whole network, what can be cut from it, and the smaller ones: one per level, the largest share first.
+
+    holds is which classes each client has, [clients, classes]: the server knows it, as in HeteroFL.
+    """
 
     anatomy: Anatomy
     shares: tuple[float, ...]
     plain: tuple[Supervised, ...]
     scaled: tuple[Supervised, ...]
     public: Tensor
+    holds: Tensor
+    mask: Mask | None = "batch"
+    dynamic: bool = False
 
     def at(self, level: int, *, scaled: bool = True) -> Supervised:
         """The oracles of the network that clients of this level train, with scalers if the problem has some."""
         return (self.scaled if scaled else self.plain)[level]
+
+    def own(self, oracles: Supervised, rows: Rows) -> Supervised:
+        """Oracles whose loss leaves out the classes that these rows lack, where the problem masks by client."""
+        if self.mask not in ("client", "zero"):
+            return oracles
+        labels = rows.all().labels.long()
+        present = torch.zeros(self.classes or 0, device=labels.device).scatter(0, labels, 1.0) > 0
+        instead = -torch.inf if self.mask == "client" else 0.0
+
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return cross_entropy(outputs.masked_fill(~present, instead), labels)
+
+        return replace(oracles, loss_by_row=loss, fused=None)
 
 
 class Size(NamedTuple):
@@ -93,15 +117,17 @@ def submodels(
     model: Name = "small-cnn-norm",
     width: Count | None = None,
     clients: Count | None = None,
-    partition: Literal["classes", "dirichlet", "quantity"] = "classes",
+    partition: Literal["classes", "ring", "dirichlet", "quantity"] = "classes",
     classes: Count = 2,
     alpha: Positive = 0.5,
     rows: Count | None = None,
     capacities: list[Probability] | None = None,
+    dynamic: bool = False,
+    rounding: Literal["down", "up"] = "down",
     public: Annotated[int, Field(ge=0)] | None = None,
     test: Count = 400,
     scalers: bool = True,
-    masked: bool = True,
+    masked: bool | Mask = True,
 ) -> SubModels:
     """A network of which most clients can afford only a share, with few classes per client.
 
@@ -110,11 +136,15 @@ def submodels(
     Args:
         width: channels of the first layer; by data set if not set.
         classes: K, classes per client.
+        partition: classes dealt at random, neighbours on a ring, or skewed.
         rows: most rows per client; no limit if not set.
         capacities: shares of the model that clients can afford; a client's share is drawn from them.
+        dynamic: every client's share is drawn anew in each round (HeteroFL's code), not once.
+        rounding: a share of a layer's kernels is rounded down, never above the capacity, or up (HeteroFL's code).
         public: unlabelled rows that everybody has; by data set if not set.
         scalers: a layer with a share of its kernels is scaled up in training (HeteroFL).
-        masked: cross-entropy only among the classes of the batch.
+        masked: classes in the local loss: those of the batch (true or "batch"), those of the client ("client"), all
+            with logits of 0 for those that the client lacks ("zero"), or simply all (false).
 
     Example:
         >>> from coterie.problems import Context
@@ -140,7 +170,7 @@ def submodels(
     shares = _shares(capacities)
     wide = width or (plan.width if model.startswith("small-cnn") else None)
     net = build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed, wide)
-    cut = anatomy(net, tuple(x.shape[1:]))
+    cut = anatomy(net, tuple(x.shape[1:]), round_up=rounding == "up")
     problem = weighting(
         [(x[mine], y[mine]) for mine in dealt],
         None,
@@ -149,8 +179,10 @@ def submodels(
         test=(x_test[tested], held_out.y[tested]),
         **context.tensor_options,
     )
-    loss = among_present if masked else cross_entropy
-    task = _task(problem.task, cut, shares, loss, scalers, x[open_rows], context.tensor_options)
+    mask: Mask | None = ("batch" if masked else None) if isinstance(masked, bool) else masked
+    holds = torch.stack([torch.bincount(y[mine], minlength=int(y.max()) + 1) > 0 for mine in dealt])
+    task = _task(problem.task, cut, shares, mask, scalers, x[open_rows], context.tensor_options)
+    task = replace(task, holds=holds.to(context.device), dynamic=dynamic)
     levels = draw.phase("capacity").client(torch.arange(clients)).integers(len(shares)).to(context.device)
     known = {f.name: getattr(problem, f.name) for f in fields(Weighting)}
     return SubModels(**{**known, "task": task}, levels=levels)
@@ -166,12 +198,13 @@ def _task(
     whole: Any,
     cut: Anatomy,
     shares: tuple[float, ...],
-    loss: RowLoss,
+    mask: Mask | None,
     scalers: bool,
     public: Tensor,
     options: dict[str, Any],
 ) -> SubModelTask:
     """The oracles of the whole network and of those cut out of it."""
+    loss: RowLoss = among_present if mask == "batch" else cross_entropy
 
     def smaller(scaled: bool) -> tuple[Supervised, ...]:
         nets = (FlatModel(cut.carved(share, scaled=scaled)).to(**options) for share in shares)
@@ -186,6 +219,8 @@ def _task(
         plain=plain,
         scaled=smaller(True) if scalers else plain,
         public=whole.model.prepare(public.to(**options)),
+        holds=torch.zeros(0, whole.classes or 0, dtype=torch.bool),
+        mask=mask,
     )
 
 
@@ -202,7 +237,7 @@ def _dealt(labels: Tensor, clients: int, split_by: Split, rows: int | None, draw
     parts = deal_out(split_by.partition, labels, clients, classes, draw, split_by.alpha)
     if rows is None:
         return parts
-    if split_by.partition != "classes":
+    if split_by.partition not in ("classes", "ring"):
         return [mine[:rows] for mine in parts]
     if rows < classes:
         raise UsageError(

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.special import gammaincinv
 from torch import Tensor
 
 from coterie.errors import UsageError, unknown
@@ -61,12 +60,42 @@ def shards(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tenso
 
 
 def by_class(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
-    """Exactly `classes` classes per client, neighbours on a ring of all classes, and equally many rows of each."""
+    """Exactly `classes` classes per client, dealt at random, and equally many rows of each.
+
+    Classes are dealt client by client, first those with the fewest holders so far, ties at random: so every set of
+    classes can occur, and the numbers of holders of two classes differ by one at most.
+    """
+    count = _class_count(labels, classes)
+    holders = torch.zeros(count, dtype=torch.float64)
+    ties = draw.phase("classes").uniform(clients, count, dtype=torch.float64)
+    holds = []
+    for tie in ties:
+        mine = (holders + tie).argsort(stable=True)[:classes]
+        holders[mine] += 1
+        holds.append(mine.tolist())
+    return _by_holders(labels, holds, draw)
+
+
+def ring(labels: Tensor, clients: int, classes: int, draw: Draw) -> list[Tensor]:
+    """Exactly `classes` classes per client, neighbours on a ring of all classes, and equally many rows of each.
+
+    Only as many sets of classes occur as there are classes, which makes federated learning harder than `by_class`.
+    """
+    count = _class_count(labels, classes)
+    order = draw.phase("ring").permutation(count)
+    holds = order[(torch.arange(clients)[:, None] + torch.arange(classes)) % count].tolist()
+    return _by_holders(labels, holds, draw)
+
+
+def _class_count(labels: Tensor, classes: int) -> int:
     count = int(labels.max()) + 1
     if classes > count:
         raise UsageError(f"there are {count} classes, not {classes}; lower problem.classes.")
-    ring = draw.phase("ring").permutation(count)
-    holds = ring[(torch.arange(clients)[:, None] + torch.arange(classes)) % count].tolist()  # [clients][classes]
+    return count
+
+
+def _by_holders(labels: Tensor, holds: list[list[int]], draw: Draw) -> list[Tensor]:
+    """Rows by client, equally many of each of its classes, [clients][classes]."""
     holders = Counter(c for mine in holds for c in mine)
     order = draw.phase("rows").permutation(len(labels))
     rows = {c: order[labels[order] == c] for c in holders}
@@ -127,6 +156,8 @@ def thinned(shards: list[Labelled], alpha: float | None, draw: Draw) -> list[Lab
 
 def _proportions(draws: int, clients: int, alpha: float, draw: Draw) -> Tensor:
     """Rows of Dirichlet(α, …, α), [draws, clients]: Gamma variates by the inverse of their distribution function."""
+    from scipy.special import gammaincinv  # takes a fifth of a second, and few partitions need it
+
     uniform = draw.uniform(draws, clients, dtype=torch.float64).clamp(min=1e-300)
     gamma = torch.from_numpy(np.asarray(gammaincinv(alpha, uniform.numpy())))
     largest = torch.nn.functional.one_hot(uniform.argmax(1), clients)  # where all are too small to be told from 0
@@ -153,7 +184,12 @@ def _filled(parts: list[Tensor], rows: int) -> list[Tensor]:
 
 
 SKEWED: dict[str, Callable[[Tensor, int, float, Draw], list[Tensor]]] = {"dirichlet": dirichlet, "quantity": quantity}
-EVEN: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {"iid": iid, "shards": shards, "classes": by_class}
+EVEN: dict[str, Callable[[Tensor, int, int, Draw], list[Tensor]]] = {
+    "iid": iid,
+    "shards": shards,
+    "classes": by_class,
+    "ring": ring,
+}
 
 
 def partition(name: str, labels: Tensor, clients: int, classes: int, draw: Draw, alpha: float = 0.5) -> list[Tensor]:

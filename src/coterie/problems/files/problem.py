@@ -1,7 +1,8 @@
 """`files`: tables or pictures of your own, one file or folder per client, and a target whose rows judge the weights.
 
 The target's file is split, class by class, into rows that take part in the training as the last client (`own`), rows
-that judge the weights, and rows for the test (`test`). Alone, the target learns from all but the test rows.
+that judge the weights, and rows for the test (`test`). Alone, the target learns from all but the test rows. With
+`everyone`, every client is a target, and its file is split in the same shares.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from coterie.consent import resolve
 from coterie.errors import UsageError
 from coterie.federation import Ledger, Rows, Shard, Stack
+from coterie.federation.mapped import is_mapped
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.files.faults import Consent, as_note, examined, together
@@ -107,13 +109,17 @@ class PreparedFiles:
             dtype=self.context.dtype,
             device=self.context.device,
         )
+        alone = Span(own.begin, own.length + valid.length) if own.length else valid
+        mine = Stack(plain.train.columns, torch.tensor([alone.begin]), torch.tensor([alone.length])).client(0)
+        return self._complete(plain, mine, names)
+
+    def _complete(self, plain: Weighting, mine: Rows, names: tuple[str, ...]) -> Weighting:
+        """The problem with what the files add: weighed classes, the target's rows, names, notes and artifacts."""
         task = plain.task
         assert isinstance(task, Supervised)
         assert plain.target is not None
         if self.balance:
             task = balanced(task, self.preparation, self.context)
-        alone = Span(own.begin, own.length + valid.length) if own.length else valid
-        mine = Stack(plain.train.columns, torch.tensor([alone.begin]), torch.tensor([alone.length])).client(0)
         stored = {**self.preparation.as_dict(), "model": self.model_settings, "clients": list(names)}
         who = "clients: " + ", ".join(f"{k} {name}" for k, name in enumerate(names))
         released = None if self.context.statistics is None else self.context.statistics.noise
@@ -130,14 +136,102 @@ class PreparedFiles:
 
     def split(self, own: float, test: float) -> Weighting:
         """The weighting problem with these shares of the target's rows for training and for the test."""
-        n = self.target_rows
-        mine, tested = round(own * n), round(test * n)
-        held = n - mine - tested
+        mine, held, tested = divided(self.target_rows, own, test)
         return self.problem(self.span(0, 0, mine), self.span(0, mine, held), self.span(0, mine + held, tested))
+
+    @property
+    def own_name(self) -> str:
+        """The target's name among the clients, where every client is a target."""
+        return self.holders[-1].name
+
+    def everyone(self, own: float, test: float) -> Weighting:
+        """The problem in which every client is a target, the holder of the target's file last.
+
+        Args:
+            own: share of each client's rows that train.
+            test: share of each client's rows for the test; the rest validates.
+        """
+        if is_mapped(self.columns):
+            raise UsageError("problem.everyone keeps all rows in memory; leave problem.cache out.")
+        check_parts([(holder.name, holder.rows) for holder in self.holders], own, test)
+        draw, stack = Draw.of(self.context.seed).phase("files"), self.stack
+        shards = []
+        for k in range(len(stack)):
+            held = Span(int(stack.offsets[k]), int(stack.counts[k])).of(self.columns)
+            shards.append(in_parts(held, own, test, draw, k, bool(self.preparation.classes)))
+        n = self.target_rows
+        shards.append(_cut(self.span(0, 0, n).of(self.columns), divided(n, own, test)))
+        train, valid, tests = (list(part) for part in zip(*shards, strict=True))
+        plain = weighting(
+            train,
+            valid[-1],
+            self.model,
+            name_of_loss(self.loss, self.preparation),
+            test=tests[-1] if test else None,
+            valid=valid,
+            tests=tests if test else None,
+            l2=self.l2,
+            dtype=self.context.dtype,
+            device=self.context.device,
+        )
+        return self._complete(plain, plain.train.client(len(stack)), (*self.partners, self.own_name))
 
     def rows(self, span: Span) -> Rows:
         """Some of the target's rows."""
         return Stack(self.columns, torch.tensor([span.begin]), torch.tensor([span.length])).client(0)
+
+
+Columns = tuple[Tensor, ...]
+
+
+def divided(rows: int, own: float, test: float) -> tuple[int, int, int]:
+    """How many of some rows train, validate and test.
+
+    Args:
+        rows: how many there are.
+        own: share of those that train.
+        test: share of those for the test; the rest validates.
+
+    Example:
+        >>> divided(60, 0.4, 0.2)
+        (24, 24, 12)
+    """
+    trained, tested = round(own * rows), round(test * rows)
+    return trained, rows - trained - tested, tested
+
+
+def _cut(columns: Columns, parts: tuple[int, ...]) -> tuple[Columns, ...]:
+    pieces = [torch.split(column, list(parts)) for column in columns]
+    return tuple(tuple(piece[i] for piece in pieces) for i in range(len(parts)))
+
+
+def in_parts(columns: Columns, own: float, test: float, draw: Draw, client: int, by_class: bool) -> tuple[Columns, ...]:
+    """A client's rows for training, validation and test, where every client is a target: class by class, at random.
+
+    Args:
+        columns: inputs and labels of the client's rows.
+        own: share of the rows that train.
+        test: share of the rows for the test; the rest validates.
+        draw: of the problem's files.
+        client: the number of the client.
+        by_class: whether labels are classes.
+    """
+    order = shuffled(columns[-1], draw.phase("everyone").client(client), by_class)
+    return _cut(tuple(column[order] for column in columns), divided(len(order), own, test))
+
+
+def check_parts(holders: list[tuple[str, int]], own: float, test: float) -> None:
+    """Refuse clients whose rows are too few to train, validate and test, where every client is a target."""
+    if not own:
+        raise UsageError("problem.own = 0 leaves no rows to train; where every client is a target it must be positive.")
+    for name, rows in holders:
+        parts = divided(rows, own, test)
+        if min(parts[: 3 if test else 2]) < 1:
+            raise UsageError(
+                f"{name} has {rows} rows, of which {parts[0]} would train, {parts[1]} validate and {parts[2]} test; "
+                "where every client is a target each needs some of all. Leave it out, or change problem.own and "
+                "problem.test."
+            )
 
 
 def name_of_loss(loss: RowLoss, prepared: Preparation) -> str | RowLoss:
@@ -292,6 +386,7 @@ def files(
     align_labels: bool | dict[str, str] | None = None,
     repair: bool = False,
     event: Name | None = None,
+    everyone: bool = False,
 ) -> Weighting:
     """Tables or pictures of your own: one file per client, found by a pattern, and the target's file.
 
@@ -310,8 +405,8 @@ def files(
         missing: further words that mean a missing value.
         balance: weigh classes by their inverse frequency.
         l2: strength of the quadratic penalty.
-        own: share of the target's rows that train.
-        test: share of the target's rows for the test; the rest judges the weights.
+        own: share of the target's rows that train; of every client's rows with everyone.
+        test: share of these rows for the test; the rest judges the weights.
         side: pictures are scaled to side × side pixels.
         cache: folder for rows that exceed memory.
         scaling: numbers by common mean and deviation, by each centre's own, or robustly by medians and quartiles.
@@ -321,6 +416,7 @@ def files(
         align_labels: whether proposed codings of the label are used, or the coding itself; asks if not set.
         repair: accept every proposal that a data fault comes with.
         event: column that tells whether the event happened (1, yes) at the time that label is, or the row was censored.
+        everyone: every client is a target; its file is split into rows that train, validate and test.
 
     Example:
         >>> from pathlib import Path
@@ -356,7 +452,7 @@ def files(
         repair=repair,
         event=event,
     )
-    return data.split(own, test)
+    return data.everyone(own, test) if everyone else data.split(own, test)
 
 
 def check_shares(own: float, test: float) -> None:

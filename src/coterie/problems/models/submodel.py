@@ -17,6 +17,7 @@ two FLOPs. Additions of biases, norms and activations are not counted.
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -65,6 +66,8 @@ class Anatomy:
     feeder: Tensor
     cost: Tensor  # W
     axes: dict[str, tuple[Tensor, ...]]  # kernel numbers along the first dimensions of a parameter, by its name
+    output: Tensor  # the output that a parameter of the last layer belongs to, −1 for other parameters
+    round_up: bool = False
 
     @property
     def kernels(self) -> int:
@@ -82,12 +85,12 @@ class Anatomy:
 
     def to(self, device: torch.device | str) -> "Anatomy":
         """The same on another device."""
-        moved = {name: getattr(self, name).to(device) for name in ("owner", "feeder", "cost")}
+        moved = {name: getattr(self, name).to(device) for name in ("owner", "feeder", "cost", "output")}
         return replace(self, **moved)
 
     def counts(self, share: float) -> tuple[int, ...]:
-        """⌊share · size⌋ kernels of each group; a share that leaves a group none is refused."""
-        kept = tuple(int(share * size + 1e-9) for size in self.sizes)
+        """⌊share · size⌋ kernels of each group (⌈…⌉ with round_up); a share that leaves a group none is refused."""
+        kept = tuple(ceil(share * size - 1e-9) if self.round_up else int(share * size + 1e-9) for size in self.sizes)
         for name, size, count in zip(self.names, self.sizes, kept, strict=True):
             if count == 0:
                 raise UsageError(
@@ -171,8 +174,14 @@ class Anatomy:
                 holder.add_module(child, nn.Sequential(layer, Scaler(whole / left)))
 
 
-def anatomy(module: nn.Module, shape: tuple[int, ...]) -> Anatomy:
-    """What can be cut from a network that takes inputs of this shape; an unsupported layer is named."""
+def anatomy(module: nn.Module, shape: tuple[int, ...], *, round_up: bool = False) -> Anatomy:
+    """What can be cut from a network that takes inputs of this shape; an unsupported layer is named.
+
+    Args:
+        module: the network.
+        shape: of one input.
+        round_up: whether a share of the kernels of a layer is rounded up, as HeteroFL and FedRolex do, or down.
+    """
     module = deepcopy(module).eval()
     walk = _Walk()
     end = walk.follow(module, "", None)
@@ -195,7 +204,10 @@ def anatomy(module: nn.Module, shape: tuple[int, ...]) -> Anatomy:
     owner, feeder = (
         torch.cat([_spread(axes[name], p.shape, dim, sum(sizes)) for name, p in parameters.items()]) for dim in (0, 1)
     )
-    return Anatomy(module, tuple(groups), sizes, owner, feeder, _cost(module, shape, axes, sizes), axes)
+    ends = torch.full_like(number, -1).index_copy(0, end, torch.arange(len(end)))
+    output = torch.cat([_spread((ends[walk.axes[name][0]],), p.shape, 0, -1) for name, p in parameters.items()])
+    cost = _cost(module, shape, axes, sizes)
+    return Anatomy(module, tuple(groups), sizes, owner, feeder, cost, axes, output, round_up)
 
 
 def places(keep: Tensor, count: int) -> Tensor:

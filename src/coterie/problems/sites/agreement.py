@@ -53,6 +53,7 @@ class Agreement:
         left_out: by site, why it does not take part.
         scaling: whether numbers are scaled in common, or by each site's own mean and deviation.
         version: coterie's version at the coordinator.
+        seconds: how long one exchange of the handshake took.
     """
 
     terms: str
@@ -62,10 +63,11 @@ class Agreement:
     left_out: Mapping[str, str]
     scaling: str = "common"
     version: str = __version__
+    seconds: float = 0.0
 
     @property
     def digest(self) -> str:
-        """Names this agreement; clocks do not count."""
+        """Names this agreement; clocks and durations do not count."""
         kept = [self.terms, [site[:2] for site in self.sites], self.preparation, self.version]
         return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
 

@@ -1,10 +1,11 @@
 """`study`: files that stay where they are. The coordinator has its own rows and what all sites agreed on.
 
 The rows that stand for a site's are zeros; they have the form of its rows and their number. The coordinator is the
-target: its file is split as in problem `files`.
+target: its file is split as in problem `files`. With `everyone`, every site is a target too: it splits its own rows,
+and the coordinator measures its own model only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Stack
 from coterie.numerics import Draw
-from coterie.problems.base import Context
+from coterie.problems.base import Context, View
 from coterie.problems.files.prepare import Preparation, model_rows, own_scaled
 from coterie.problems.files.problem import Fraction, PreparedFiles, check_shares, named_loss, network, shuffled
 from coterie.problems.files.tables import Holder
@@ -26,6 +27,7 @@ from coterie.problems.tasks.supervised import LOSSES
 from coterie.problems.weighting import Weighting
 from coterie.settings import Name, NonNegative
 
+COORDINATOR = "(the coordinator)"
 HOW = (
     "problem study is run by: coterie run --study DIR, or on one machine by: "
     "coterie study trial DIR --sites 'sites/*.csv'"
@@ -43,6 +45,27 @@ class AtCoordinator(PreparedFiles):
         """One part per site, of as many zeros as it has rows."""
         counts = torch.tensor([holder.rows for holder in self.holders[:-1]])
         return Stack(self.columns, torch.full_like(counts, self.zeros), counts)
+
+    @property
+    def own_name(self) -> str:
+        """The coordinator; the name of its file is nobody's business."""
+        return COORDINATOR
+
+    def everyone(self, own: float, test: float) -> Weighting:
+        """The problem in which every site is a target; its rows for validation and test are at the site."""
+        plain = super().everyone(own, test)
+        values = {field.name: getattr(plain, field.name) for field in fields(plain)}
+        return OwnMeasures(**{**values, "tests": None})
+
+
+@dataclass(frozen=True)
+class OwnMeasures(Weighting):
+    """Every site is a target, and the coordinator, the last client, has no rows but its own to measure with."""
+
+    def measure(self, view: View) -> dict[str, float]:
+        """The coordinator's own model on its own test and validation rows."""
+        own = view._replace(model=view.model[-1], weights=None) if view.model.dim() == 2 else view
+        return super().measure(own)
 
 
 def load_study(
@@ -118,6 +141,7 @@ def study(
     l2: NonNegative = 0.01,
     own: Fraction = 0.4,
     test: Fraction = 0.2,
+    everyone: bool = False,
 ) -> Weighting:
     """Tables at sites that keep their rows, and the coordinator's own, which is the target.
 
@@ -130,8 +154,9 @@ def study(
         loss: auto, or a name.
         balance: weigh classes by their inverse frequency.
         l2: strength of the quadratic penalty.
-        own: share of the target's rows that train.
-        test: share of the target's rows for the test; the rest judges the weights.
+        own: share of the target's rows that train; of every site's rows with everyone.
+        test: share of these rows for the test; the rest judges the weights.
+        everyone: every site is a target; it splits its own rows into those that train, validate and test.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -156,4 +181,4 @@ def study(
     data = load_study(
         context, found, Agreement.read(found.folder, agreement), model=model, loss=loss, balance=balance, l2=l2
     )
-    return data.split(own, test)
+    return data.everyone(own, test) if everyone else data.split(own, test)

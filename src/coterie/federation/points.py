@@ -1,0 +1,66 @@
+"""Points: the rows that works touch, counted where they are taken.
+
+A row counts each time that a work takes it, in a batch or in a pass over all rows. `Rows` adds to the count that is
+open, once for every client that it stands for, so that all modes, chunks and engines give the same number.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class Points:
+    """How many rows were touched since the count was opened."""
+
+    rows: int = 0
+
+
+_OPEN: ContextVar[Points | None] = ContextVar("points", default=None)
+
+
+@contextmanager
+def counted() -> Iterator[Points]:
+    """Count the rows that are touched inside; a count that is open outside does not see them.
+
+    Example:
+        >>> with counted() as points:
+        ...     touched(50)
+        >>> points.rows
+        50
+    """
+    points = Points()
+    token = _OPEN.set(points)
+    try:
+        yield points
+    finally:
+        _OPEN.reset(token)
+
+
+def touched(rows: int) -> None:
+    """Add to the count that is open, where one is.
+
+    Args:
+        rows: how many rows.
+    """
+    if (points := _OPEN.get()) is not None:
+        points.rows += rows
+
+
+def with_points(items: Iterator[T]) -> Iterator[tuple[T, int]]:
+    """Every item with the rows that were touched to make it.
+
+    Args:
+        items: replies that are computed one after the other, as an engine's are.
+    """
+    while True:
+        with counted() as points:
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item, points.rows
