@@ -14,7 +14,7 @@ def _merit(**more: Any) -> dict[str, Any]:
     return flat(run={"method": "meritfed"}, method=more)
 
 
-OF_AUTHORS = {  # the angle to the gradient that client 0 sends itself; c = 100 γ
+OF_AUTHORS: dict[str, dict[str, Any]] = {  # the angle to the gradient that client 0 sends itself; c = 100 γ
     "fedadp": {"run.method": "fedadp", "method.angle": "client", "method.smooth": False},
     "tawt": {"run.method": "tawt", "method.angle": "client"},
 }
