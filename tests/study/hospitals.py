@@ -55,7 +55,7 @@ def hospitals(folder: Path, sites: tuple[str, ...] = SITES, count: int = 60) -> 
 
 
 def private_values(folder: Path) -> list[bytes]:
-    """Numbers of the sites' rows, without those that the coordinator has too: texts, and bytes of float64 and float32."""
+    """Numbers of the sites' rows, but for those that the coordinator has too: texts, bytes of float64 and float32."""
     found: list[bytes] = []
     own = set(re.findall(r"\d+\.\d{3,}", (folder / "mine.csv").read_text()))
     for path in (folder / "sites").glob("*.csv"):
