@@ -21,6 +21,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from coterie.engines.lifetime import Lifetime
+from coterie.experiment.watching import terminable
 from coterie.problems.files.example import write_example
 
 COORDINATOR, SITES, BRIDGE = "coterie0", ("hungarian", "switzerland", "va"), "coteriebr"
@@ -117,7 +118,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 def outage(cast: Cast, sets: list[str]) -> None:
     """A training during which the link of one site is down for a minute."""
-    patient = ["--set", "federation.timeout=10.0", "--rounds", "400"]
+    patient = ["--set", "federation.timeout=10.0", "--rounds", "150"]
     running = cast.start("coordinator", "run", "--study", "study", "--out", "cut", *patient, *sets)
     recorded, events = cast.folder / "cut" / "metrics.jsonl", cast.folder / "cut" / "events.jsonl"
     while not recorded.is_file() or len(recorded.read_text().splitlines()) < 5:
@@ -134,18 +135,37 @@ def outage(cast: Cast, sets: list[str]) -> None:
         print("  ", line)
 
 
+def compare(cast: Cast, count: int, sets: list[str]) -> None:
+    """Training and advice over the network, and in one process."""
+    folder = cast.folder
+    rounds = ("--method", "meritfed", "--rounds", str(count))
+    cast.timed(f"training of {count} rounds", "run", "--study", "study", *rounds, "--out", "out", *sets)
+    cast.timed("advice", "advise", "--study", "study", "--set", "run.threads=1", "--out", "advice")
+    files = ("problem.clients=sites/*.csv", "problem.target=mine.csv", "problem.label=disease")
+    named = [word for setting in files for word in ("--set", setting)]
+    cast.timed("training in one process", "run", "--problem", "files", *rounds, "--out", "here", *named, *sets)
+    trial = ("--sites", "sites/*.csv", "--set", "run.threads=1", "--out", "trial")
+    cast.timed("advice in one process", "advise", "--study", "study", *trial)
+    models = [folder / name / "model.safetensors" for name in ("out", "here", "advice/model", "trial/model")]
+    print("largest differences: model", difference(*models[:2]), "model of the advice", difference(*models[2:]))
+    pages = [list(numbers(json.loads((folder / name / "advice.json").read_text()))) for name in ("advice", "trial")]
+    print("numbers of the advice", max(abs(a - b) for a, b in zip(*pages, strict=True)))
+    print("wire:", json.loads((folder / "out" / "ledger.json").read_text()).get("wire"))
+
+
 def main() -> None:
     """Do it all, in the order of the page docs/studies.md."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=("flower", "nvflare"), default="flower")
     parser.add_argument("--folder", type=Path, default=Path("four"))
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--outage-alone", action="store_true", help="leave the comparison with one process out")
     options = parser.parse_args()
     folder = options.folder.resolve()
     folder.mkdir(parents=True)
     write_example(folder, "heart", centre="cleveland")
     sets = [word for setting in SAME for word in ("--set", setting)]
-    with namespaces() as spaces, Lifetime("study") as life:
+    with terminable(), namespaces() as spaces, Lifetime("study") as life:
         cast = Cast(folder, spaces, life)
         new = ("--label", "disease", "--data", "mine.csv", "--partners", ",".join(SITES), "--host", "10.77.0.1")
         cast.do("study", "new", "study", *new, "--engine", options.engine)
@@ -156,19 +176,8 @@ def main() -> None:
         while cast.do("study", "status", "study", "--json", fine=False).count('"connected": true') < len(SITES):
             time.sleep(1.0)
         print(cast.timed("handshake", "study", "status", "study", "--ask"))
-        rounds = ("--method", "meritfed", "--rounds", str(options.rounds))
-        cast.timed(f"training of {options.rounds} rounds", "run", "--study", "study", *rounds, "--out", "out", *sets)
-        cast.timed("advice", "advise", "--study", "study", "--set", "run.threads=1", "--out", "advice")
-        files = ("problem.clients=sites/*.csv", "problem.target=mine.csv", "problem.label=disease")
-        named = [word for setting in files for word in ("--set", setting)]
-        cast.timed("training in one process", "run", "--problem", "files", *rounds, "--out", "here", *named, *sets)
-        trial = ("--sites", "sites/*.csv", "--set", "run.threads=1", "--out", "trial")
-        cast.timed("advice in one process", "advise", "--study", "study", *trial)
-        models = [folder / name / "model.safetensors" for name in ("out", "here", "advice/model", "trial/model")]
-        print("largest differences: model", difference(*models[:2]), "model of the advice", difference(*models[2:]))
-        pages = [list(numbers(json.loads((folder / name / "advice.json").read_text()))) for name in ("advice", "trial")]
-        print("numbers of the advice", max(abs(a - b) for a, b in zip(*pages, strict=True)))
-        print("wire:", json.loads((folder / "out" / "ledger.json").read_text()).get("wire"))
+        if not options.outage_alone:
+            compare(cast, options.rounds, sets)
         outage(cast, sets)
 
 

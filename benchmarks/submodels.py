@@ -1,9 +1,11 @@
-"""Sub-models: what a client's training step costs by its share of the model.
+"""Sub-models: what a client's training step, and FedSep's choice of kernels, cost by its share of the model.
 
     python -m benchmarks.submodels --model small-cnn-norm --shape 1,28,28
+    python -m benchmarks.submodels --decode --width 16
 
 A step of plain PyTorch (forward, backward, update) on one thread with random images: processor time, the best of a few.
-Memory is what the backward pass keeps, with the parameters and their gradient.
+Memory is what the backward pass keeps, with the parameters and their gradient. With --decode, the client of a round of
+FedSep on digits: ten local steps in its sub-model, and the decode before them, searched and by one gradient.
 """
 
 import argparse
@@ -14,7 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coterie.problems.catalogue.submodels import SHARES
+from coterie.federation import Shard, Static
+from coterie.methods.submodels.carving import Local, learnt
+from coterie.methods.submodels.fedsep_submodel import decoded_mask
+from coterie.numerics import Draw
+from coterie.problems import Context
+from coterie.problems.catalogue.submodels import SHARES, submodels
 from coterie.problems.models import build
 from coterie.problems.models.submodel import anatomy
 
@@ -62,6 +69,34 @@ def cost(model: str, width: int | None, shape: tuple[int, ...], batch: int, repe
     return lines
 
 
+def best(call: Callable[[], Any], repeats: int) -> float:
+    """Least processor time of a call, in milliseconds."""
+    seconds = []
+    for _ in range(repeats):
+        start = process_time()
+        call()
+        seconds.append(process_time() - start)
+    return 1e3 * min(seconds)
+
+
+def decode_cost(width: int | None, batch: int, repeats: int) -> list[str]:
+    torch.set_num_threads(1)
+    problem = submodels(Context(0), width=width, clients=20)
+    task, cut = problem.task, problem.task.anatomy
+    shard = Shard(task, problem.train.client(0), None)
+    local = Static(**Local(0.05, 10, batch, "sgd")._asdict())
+    knobs = {"decode_step": 0.05, "decode_steps": 20, "decode_batch": batch, "decay": 0.01, "resource": 10.0}
+    lines = ["| share | 10 local steps, ms | decode of 20 steps, ms | by one gradient, ms |", "|---|---|---|---|"]
+    for level, share in enumerate(SHARES):
+        theta, small = problem.start[cut.index(cut.first(share), share)], task.at(level)
+        times = [best(lambda theta=theta, small=small: learnt(small, theta, shard, local, Draw.of(0)), repeats)]
+        for choose in ("straight-through", "saliency") if share < 1.0 else ():
+            static = Static(level=level, width=16, budget="kernels", choose=choose, **knobs)
+            times.append(best(lambda static=static: decoded_mask(shard, problem.start, static, Draw.of(0)), repeats))
+        lines.append(f"| {share:g} | " + " | ".join([*(f"{ms:.1f}" for ms in times), *["–"] * (3 - len(times))]) + " |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.submodels", description=__doc__)
     parser.add_argument("--model", default="small-cnn-norm")
@@ -69,7 +104,11 @@ def main() -> None:
     parser.add_argument("--shape", default="1,28,28")
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--decode", action="store_true", help="FedSep's decode against local steps, on digits")
     options = parser.parse_args()
+    if options.decode:
+        print("\n".join(decode_cost(options.width, options.batch, options.repeats)))
+        return
     shape = tuple(int(v) for v in options.shape.split(","))
     print("\n".join(cost(options.model, options.width, shape, options.batch, options.repeats)))
 

@@ -1,4 +1,4 @@
-"""Draw fedsep.svg (Figure 2 of the FedSep paper) from what `coterie reproduce fedsep-figure2[-classes] --out DIR` left:
+"""Draw fedsep.svg (Figure 2 of the FedSep paper) from what `coterie reproduce fedsep-figure2[-ring] --out DIR` left:
 
 python docs/images/fedsep.py DIR OUT.svg
 
@@ -17,7 +17,7 @@ from panels import GAP, Panel, picture
 from coterie.report.svg import Chart, Line, lines
 
 METHODS = ("fedsep", "fedsep-redraw", "top-k", "top-k, dense down", "count-sketch", "uncompressed")
-TITLES = {"iid": "i.i.d.", "classes": "two classes each"}
+TITLES = {"iid": "i.i.d.", "classes": "two classes each", "ring": "two classes each, neighbours on a ring"}
 
 
 def by_bytes(runs: list[dict], title: str) -> Chart:

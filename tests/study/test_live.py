@@ -185,8 +185,9 @@ def test_a_killed_site_and_a_killed_server_come_back(cast: Cast, tmp_path: Path,
     cast.stop("north", signal.SIGKILL)
     events = tmp_path / "out" / "events.jsonl"
     until(lambda: events.is_file() and '"client": 1' in events.read_text())
-    cast.join("north")  # the same home: the run takes it in again
-    until(lambda: '"rejoined"' in events.read_text())
+    cast.join("north")
+    if engine == "flower":  # the run takes it in again; FLARE gives a job to those who are there when it starts
+        until(lambda: '"rejoined"' in events.read_text())
     cast.stop("server", signal.SIGKILL)
     cast.stop("run", signal.SIGKILL)
     until(lambda: not list(cast.memories("server")))

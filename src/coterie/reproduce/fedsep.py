@@ -1,138 +1,288 @@
-"""FedSep: Figure 2 (accuracy at equal bytes) and Table 1 (sub-models)."""
+"""FedSep: Figures 2 to 4 (accuracy at equal bytes, local steps), Table 1 and Figure 5 (sub-models)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from coterie.reproduce.study import Column, Row, Settings, Study, Table, flat, printed, slug
+from coterie.reproduce.study import Budget, Column, Curve, Row, Settings, Study, Table, Tuning, flat, printed, slug
 
-SIZE = "sketch.size"
-DENSE = {"method.sketch": "gaussian", "method.decode_steps": 6, "method.encode_steps": 6}  # p ≪ d is well conditioned
-WITH_SIZE: dict[str, Callable[[int], dict[str, Any]]] = {
+SIZE, WHICH, DIMENSION = "sketch.size", "sketch.method", "sketch.dimension"
+ACCURACY = "final:test_accuracy"
+SKETCHES: dict[str, Callable[[int], dict[str, Any]]] = {
     "fedsep": lambda p: {"method.size": p},
-    "fedsep, dense sketch": lambda p: {"method.size": p, **DENSE},
     "fedsep-redraw": lambda p: {"method.size": p},
     "top-k": lambda p: {"method.k": p // 2},
     "top-k, dense down": lambda p: {"method.k": p // 2, "method.down": "dense"},
-    "count-sketch": lambda p: {"method.columns": p, "method.k": p // 2, "method.server_step": 0.3},
+    "count-sketch": lambda p: {"method.columns": p, "method.k": p // 2},
     "uncompressed": lambda p: {},
 }
-COLUMN = "sketch.column"
+PAPER_SIZES = (10, 100, 500, 1000, 2000, 5000, 10000, 20000)
+TUNED = (0.3, 1.0, 3.0)  # server steps; FedSep's are multiples of its default, d/(p + 200)
 
 
 def _sketch_adjusted(settings: dict[str, Any]) -> dict[str, Any]:
+    """A run of one method with p numbers each way; the server step of FedSep is a multiple of its default."""
     settings = dict(settings)
-    size, column = settings.pop(SIZE), settings.pop(COLUMN)
-    return {**settings, "run.method": column.partition(",")[0], **WITH_SIZE[column](size)}
+    size, name, dimension = settings.pop(SIZE), settings.pop(WHICH), settings.pop(DIMENSION, None)
+    method = name.partition(",")[0]
+    step = settings.get("method.server_step")
+    if None not in (step, dimension) and method.startswith("fedsep"):
+        settings["method.server_step"] = round(step * max(1.0, dimension / (size + 200)), 4)
+    return {**settings, "run.method": method, **SKETCHES[name](size)}
 
 
 def _sketch_folder(s: Settings) -> str:
     size = s.get("method.size", s.get("method.columns", 2 * s.get("method.k", 0)))
     name = s["run.method"] + ("-dense-down" if s.get("method.down") == "dense" else "")
-    name += "-dense-sketch" if s.get("method.sketch") == "gaussian" else ""
     return f"{s['problem.data']}-{s['problem.partition']}-{size}-{name}-{s['run.seed']}"
 
 
-def _figure2(partition: str) -> dict[str, Table]:
-    few = _sketches("digits", partition, (200, 2000), 20)
-    return {"small": few, "paper": _sketches("mnist", partition, (100, 500, 1000, 2000, 5000), 60)}
-
-
-def _sketches(data: str, partition: str, sizes: tuple[int, ...], rounds: int) -> Table:
-    columns = [Column(name, {COLUMN: name}, "final:test_accuracy") for name in WITH_SIZE]
-    moved = Column("MB moved (equal bytes)", {COLUMN: "fedsep"}, "megabytes", ".2f")
-    common = {"run.problem": "sketch", "run.rounds": rounds, "run.record": max(1, rounds // 5), "run.checkpoint": 20}
+def _sketches(
+    data: str, model: str, dimension: int, sizes: tuple[int, ...], rounds: int, test: int, mode: str = "sequential"
+) -> Table:
+    """One row per p and method, so that the server step is chosen for each of them; what p does not change, once."""
+    names = [(size, name) for size in sizes for name in SKETCHES if name != "uncompressed"]
+    rows = [Row(f"p = {size}, {name}", {SIZE: size, WHICH: name}) for size, name in names]
+    rows += [Row("uncompressed", {SIZE: sizes[-1], WHICH: "uncompressed"})]
+    iid = {"problem.partition": "iid"}
+    columns = [
+        Column("i.i.d.", iid, ACCURACY),
+        Column("two classes", {"problem.partition": "classes"}, ACCURACY),
+        Column("MB moved", iid, "megabytes", ".3g"),
+    ]
+    common = flat(
+        run={"problem": "sketch", "record": max(1, rounds // 5), "checkpoint": 20},
+        problem={"data": data, "model": model, "test": test, "selection": test // 3},
+        federation={"mode": mode},
+    )
     return Table(
-        f"{data}, {partition}, 10 clients, {rounds} rounds; all move the same, but for dense down and uncompressed.",
-        tuple(Row(str(size), {SIZE: size}) for size in sizes),
-        (*columns, moved),
-        {**common, "problem.data": data, "problem.partition": partition, "federation.mode": "sequential"},
+        f"{data}, model {model} with {dimension:,} parameters, 10 clients, 5 local steps of 0.1; p numbers each way "
+        f"per client and round, but for dense down and uncompressed. Server steps are chosen i.i.d. with seed 1000.",
+        tuple(rows),
+        tuple(columns),
+        {**common, DIMENSION: dimension},
+        (0, 1, 2),
+        corner="numbers sent, method",
+        adjust=_sketch_adjusted,
+        name=_sketch_folder,
+        budget=Budget("rounds", rounds),
+        tuning=Tuning(
+            {row.name: tuple({"method.server_step": step} for step in TUNED) for row in rows},
+            {**iid, "run.seed": 1000},
+            "final:selection_accuracy",
+        ),
+    )
+
+
+def _untuned(partition: str) -> dict[str, Table]:
+    """MNIST with one seed and default server steps (0.3 for the count sketch), one row per p."""
+    common = {"run.problem": "sketch", "run.rounds": 60, "run.record": 12, "run.checkpoint": 20}
+    common |= {"problem.data": "mnist", "problem.partition": partition, "federation.mode": "sequential"}
+    columns = [
+        Column(name, {WHICH: name, **({"method.server_step": 0.3} if name == "count-sketch" else {})}, ACCURACY)
+        for name in SKETCHES
+    ]
+    table = Table(
+        f"mnist, {partition}, 10 clients, 60 rounds; all move the same, but for dense down and uncompressed.",
+        tuple(Row(str(size), {SIZE: size}) for size in (100, 500, 1000, 2000, 5000)),
+        (*columns, Column("MB moved (equal bytes)", {WHICH: "fedsep"}, "megabytes", ".2f")),
+        common,
         corner="p",
         adjust=_sketch_adjusted,
         name=_sketch_folder,
     )
+    return {"mnist-untuned": table}
+
+
+def _local_steps(data: str, model: str, size: int, rounds: int, mode: str) -> Table:
+    """Figure 4: I local steps at a fixed p."""
+    return Table(
+        f"{data}, model {model}, 10 clients, p = {size}, local steps of 0.1.",
+        tuple(
+            Row(f"I = {steps}", {"method.local_steps": steps, "run.method": "fedsep"}) for steps in (2, 5, 10, 20, 50)
+        ),
+        tuple(
+            Column(name, {"problem.partition": partition}, ACCURACY)
+            for name, partition in (("i.i.d.", "iid"), ("two classes", "classes"))
+        ),
+        flat(
+            run={"problem": "sketch", "record": max(1, rounds // 10), "checkpoint": 20},
+            problem={"data": data, "model": model},
+            method={"size": size},
+            federation={"mode": mode},
+        ),
+        (0, 1, 2),
+        corner="local steps",
+        budget=Budget("rounds", rounds),
+        curves=(Curve("test_accuracy", "round"),),
+    )
 
 
 PRINTED = printed("fedsep-table1")  # CIFAR-10, ResNet-18
-ROWS = tuple(dict.fromkeys(row for row, _ in PRINTED))
+CHEAP = "fedsep-submodel, one gradient"  # not in the paper
+ROWS = ("fedsep-submodel", CHEAP, *dict.fromkeys(row for row, _ in PRINTED if row != "fedsep-submodel"))
+OPTIONS: dict[str, dict[str, Any]] = {
+    "smallest": {"method.size": "smallest"},
+    "largest": {"method.size": "largest"},
+    "one gradient": {"method.choose": "saliency"},
+}
 
 
-def _submodel_row(name: str, more: dict[str, Any]) -> Row:
-    method, _, size = name.partition(", ")
-    return Row(name, {"run.method": method, **({"method.size": size} if size else {}), **more})
+def _submodel_row(name: str, more: Mapping[str, Any]) -> Row:
+    method, _, option = name.partition(", ")
+    return Row(name, {"run.method": method, **OPTIONS.get(option, {}), **more})
 
 
 def _submodel_folder(s: Settings) -> str:
     name = s["run.method"] + (f"-{s['method.size']}" if "method.size" in s else "")
+    name += "-saliency" if s.get("method.choose") == "saliency" else ""
     return f"{s['problem.data']}-{s['problem.classes']}-{s['run.seed']}-{slug(name)}"
 
 
 def _submodels(
     common: dict[str, Any],
     rounds: int,
-    seeds: tuple[int, ...],
     rows: tuple[str, ...],
     about: str,
-    special: dict[str, dict[str, Any]] | None = None,
+    steps: tuple[float, ...],
+    special: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Table:
-    """special is what single rows have at this scale."""
-    columns = [Column(f"{k} classes, %", {"problem.classes": k}, "tail:3:test_accuracy", ".1f", 100.0) for k in (2, 5)]
+    """special is what single rows have at this scale; one step size per method is chosen with five classes."""
+    own = {"feddst": {"method.until": max(1, rounds // 2)}, **(special or {})}
+    columns = [
+        *(Column(f"{k} classes, %", {"problem.classes": k}, "tail:3:test_accuracy", ".1f", 100.0) for k in (2, 5)),
+        *(
+            Column(f"{k} classes, halfway, %", {"problem.classes": k}, f"at:{rounds // 2}:test_accuracy", ".1f", 100.0)
+            for k in (2, 5)
+        ),
+        Column("MB up", {"problem.classes": 2}, "megabytes_up", ".3g"),
+    ]
     return Table(
         about,
-        tuple(_submodel_row(name, (special or {}).get(name, {})) for name in rows),
-        (*columns, Column("MB up", {"problem.classes": 2}, "megabytes_up", ".0f")),
+        tuple(_submodel_row(name, own.get(name, {})) for name in rows),
+        tuple(columns),
         flat(
-            run={"problem": "submodels", "rounds": rounds, "record": max(1, rounds // 30), "checkpoint": 25},
+            run={"problem": "submodels", "record": max(1, rounds // 20), "checkpoint": 25},
             method={"local_steps": 10, "batch": 20},
         )
         | common,
-        seeds,
+        (0, 1, 2),
         corner="method",
         printed={key: value for key, value in PRINTED.items() if key[0] in rows},
         name=_submodel_folder,
+        budget=Budget("rounds", rounds),
+        tuning=Tuning(
+            {name: tuple({"method.step": step} for step in steps) for name in rows},
+            {"problem.classes": 5, "run.seed": 1000},
+            "tail:3:selection_accuracy",
+        ),
     )
 
 
-LARGE = flat(
-    problem={"clients": 100, "test": 2000}, federation={"count": 10, "mode": "sequential"}, method={"step": 0.05}
+def _classes(common: dict[str, Any], rounds: int, about: str) -> Table:
+    """Figure 5: FedSep with K classes per client."""
+    return Table(
+        about,
+        tuple(Row(f"K = {k}", {"problem.classes": k, "run.method": "fedsep-submodel"}) for k in (2, 4, 5, 8)),
+        (
+            Column("accuracy, %", {}, "tail:3:test_accuracy", ".1f", 100.0),
+            Column("loss", {}, "tail:3:test_loss", ".2f"),
+        ),
+        flat(run={"problem": "submodels", "record": max(1, rounds // 20), "checkpoint": 25}) | common,
+        (0, 1, 2),
+        corner="classes per client",
+        budget=Budget("rounds", rounds),
+        curves=(Curve("test_accuracy", "round"), Curve("test_loss", "round")),
+    )
+
+
+PERCEPTRON = flat(
+    problem={"data": "digits", "model": "mlp", "clients": 20, "scalers": False, "test": 500, "selection": 200},
+    federation={"mode": "vmap"},
 )
+DIGITS = flat(
+    problem={"data": "digits", "width": 16, "clients": 20, "test": 500, "selection": 200},
+    federation={"mode": "sequential"},
+)
+LARGE = flat(problem={"clients": 100, "test": 3000, "selection": 1000}, federation={"count": 10, "mode": "sequential"})
+SHORT_DISTILLATION = {name: {"method.distil_steps": 10} for name in ("feddf", "fed-et")}
 STUDIES = (
-    Study("fedsep-figure2", "fedsep", "Figure 2: accuracy at equal bytes in both directions, i.i.d.", _figure2("iid")),
-    Study("fedsep-figure2-classes", "fedsep", "Figure 2: the same with two classes per client", _figure2("classes")),
+    Study(
+        "fedsep-figure2",
+        "fedsep",
+        "Figures 2 and 3: accuracy at equal bytes in both directions, i.i.d. and with two classes per client",
+        {
+            "small": _sketches("digits", "mlp", 4810, (10, 50, 200, 1000), 40, 600, "vmap"),
+            "paper": _sketches("mnist", "conv4", 24234, PAPER_SIZES, 60, 10000),
+            "cifar10": _sketches("cifar10", "conv4", 97866, PAPER_SIZES, 200, 10000),
+            **_untuned("iid"),
+        },
+    ),
+    Study(
+        "fedsep-figure2-ring",
+        "fedsep",
+        "Figure 2 with two classes per client, neighbours on a ring",
+        _untuned("ring"),
+    ),
+    Study(
+        "fedsep-figure4",
+        "fedsep",
+        "Figure 4: accuracy by local steps",
+        {
+            "small": _local_steps("digits", "mlp", 500, 40, "vmap"),
+            "paper": _local_steps("mnist", "conv4", 2000, 60, "sequential"),
+        },
+    ),
     Study(
         "fedsep-table1",
         "fedsep-submodels",
         "Table 1: sub-models by what clients can afford, two and five classes per client",
         {
             "small": _submodels(
-                {"problem.data": "digits", "problem.clients": 20, "method.step": 0.1},
-                20,
-                (0,),
-                ("fedsep-submodel", "fedrolex", "heterofl", "federated-dropout"),
-                "Digits, 20 clients, 20 rounds; the paper: CIFAR-10, ResNet-18, 100 clients.",
+                PERCEPTRON,
+                60,
+                ROWS,
+                "Digits, perceptron of 64 hidden units, 20 clients, all active; the paper: CIFAR-10, ResNet-18, 100 "
+                "clients.",
+                (0.05, 0.2, 0.5),
+            ),
+            "digits": _submodels(
+                DIGITS,
+                40,
+                ROWS,
+                "Digits, small-cnn-norm of width 16, 20 clients, all active; the paper: CIFAR-10, ResNet-18, 100 "
+                "clients.",
+                (0.05, 0.1, 0.2),
             ),
             "fashion-mnist": _submodels(
-                {"problem.data": "fashion-mnist", "problem.width": 16, **LARGE},
-                200,
-                (0, 1, 2),
+                {"problem.data": "fashion-mnist", "problem.width": 64, **LARGE},
+                400,
                 ROWS,
-                "Fashion-MNIST, small-cnn-norm of width 16, 100 clients, 10 a round, 200 rounds; the paper: CIFAR-10, "
-                "ResNet-18.",
-                {name: {"method.distil_steps": 10} for name in ("feddf", "fed-et")},  # half the default
-            ),
-            "resnet18": _submodels(
-                {"problem.data": "cifar10", "problem.model": "resnet18", "problem.width": 16, **LARGE}
-                | {"method.local_steps": 5},
-                30,
-                (0,),
-                ("fedsep-submodel", "fedrolex", "heterofl", "federated-dropout", "homogeneous, smallest"),
-                "CIFAR-10, ResNet-18 of width 16, 100 clients, 10 a round, 30 rounds of 5 steps: a short run.",
+                "Fashion-MNIST, small-cnn-norm of width 64, 100 clients, 10 per round; the paper: CIFAR-10, ResNet-18. "
+                "This takes a day.",
+                (0.02, 0.05, 0.1),
+                SHORT_DISTILLATION,
             ),
             "paper": _submodels(
                 {"problem.data": "cifar10", "problem.model": "resnet18", "problem.width": 64, **LARGE},
                 800,
-                (0, 1, 2),
                 ROWS,
-                "CIFAR-10, ResNet-18, 100 clients, 10 a round. This takes days; fashion-mnist is a scale between.",
+                "CIFAR-10, ResNet-18, 100 clients, 10 per round. This takes weeks on a processor.",
+                (0.02, 0.05, 0.1),
+            ),
+        },
+    ),
+    Study(
+        "fedsep-figure5",
+        "fedsep-submodels",
+        "Figure 5: FedSep by classes per client",
+        {
+            "small": _classes(
+                {**PERCEPTRON, "method.step": 0.2}, 60, "Digits, perceptron of 64 hidden units, 20 clients, all active."
+            ),
+            "paper": _classes(
+                {"problem.data": "cifar10", "problem.model": "resnet18", "problem.width": 64, **LARGE},
+                800,
+                "CIFAR-10, ResNet-18, 100 clients, 10 per round. CIFAR-100 is not among the data sets.",
             ),
         },
     ),

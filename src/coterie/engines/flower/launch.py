@@ -19,6 +19,7 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble, build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
+from coterie.experiment.rehearsal import announced
 from coterie.experiment.run import Watch
 from coterie.numerics import Draw
 from coterie.plugins import label
@@ -42,10 +43,12 @@ def launch(
     """
     if not resume:
         check(folder, force=force)
-    problem, _ = build_problem_and_method(config)
+    problem, method = build_problem_and_method(config)
     log = stderr_logger(options)
     superlink, simulated = options.get("superlink"), config.engine.simulation
     _check_simulation(superlink, simulated)
+    for line in announced(config, problem, method):
+        log(line)
     if left := notice():
         log(left)
     log(SIMULATED if simulated else cost_text(config, problem.clients))

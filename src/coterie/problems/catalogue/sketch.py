@@ -6,12 +6,15 @@ training part. There is no target: nobody's weight is learnt.
 Digits are not in the paper: 400 rows are set apart for the test.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.dealt import source
 from coterie.problems.data.partition import partition as parts_of
+from coterie.problems.data.partition import set_apart
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive
@@ -27,6 +30,7 @@ def sketch(
     classes: Count = 2,
     alpha: Positive = 0.5,
     test: Count = 400,
+    selection: Annotated[int, Field(ge=0)] = 0,
 ) -> Weighting:
     """A convolutional network learnt over a slow connection, i.i.d. or by classes; there is no target.
 
@@ -44,11 +48,13 @@ def sketch(
     mean, deviation = x.mean(), x.std()
     x, x_test = (t.sub_(mean).div_(deviation) for t in (x, held_out.x))  # fresh copies, and large
     dealt = parts_of(partition, y, clients, classes, draw.phase("partition"), alpha)
+    chooses, judged = set_apart((x_test, held_out.y), selection, draw.phase("selection"))
     return weighting(
         [(x[rows], y[rows]) for rows in dealt],
         None,
         FlatModel(build(model, tuple(x.shape[1:]), int(y.max()) + 1, context.seed)),
         "cross_entropy",
-        test=(x_test, held_out.y),
+        test=judged,
+        selection=chooses,
         **context.tensor_options,
     )

@@ -27,6 +27,7 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.dealt import Split, source
 from coterie.problems.data.partition import partition as deal_out
+from coterie.problems.data.partition import set_apart
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.submodel import Anatomy, anatomy
 from coterie.problems.tasks.supervised import RowLoss, Supervised, cross_entropy
@@ -126,6 +127,7 @@ def submodels(
     rounding: Literal["down", "up"] = "down",
     public: Annotated[int, Field(ge=0)] | None = None,
     test: Count = 400,
+    selection: Annotated[int, Field(ge=0)] = 0,
     scalers: bool = True,
     masked: bool | Mask = True,
 ) -> SubModels:
@@ -159,6 +161,7 @@ def submodels(
     mean, deviation = (of(x, (0, 2, 3), keepdim=True) for of in (torch.mean, torch.std))
     x, x_test = (x - mean) / deviation, (held_out.x - mean) / deviation
     tested = draw.phase("test").subset(len(x_test), min(test, len(x_test)))
+    chooses, judged = set_apart((x_test[tested], held_out.y[tested]), selection, draw.phase("selection"))
     order = draw.phase("public").permutation(len(y))
     wanted = plan.public if public is None else public
     if wanted >= len(y):
@@ -176,7 +179,8 @@ def submodels(
         None,
         FlatModel(net),
         "cross_entropy",
-        test=(x_test[tested], held_out.y[tested]),
+        test=judged,
+        selection=chooses,
         **context.tensor_options,
     )
     mask: Mask | None = ("batch" if masked else None) if isinstance(masked, bool) else masked
