@@ -1,12 +1,12 @@
-"""Figures 1 to 3 of MeritFed: `mean-estimation` at the paper's size, as a table, JSON and an SVG figure.
+"""Figures 1 to 3 of MeritFed at the paper's size, as the stored results meritfed-means and meritfed-means-authors.
 
-    python -m benchmarks.mean_estimation [--rounds 3000] [--seeds 5] [--out DIR] [--figure FILE.svg]
+    python -m benchmarks.mean_estimation --out DIR [--geometry authors] [--rounds 3000] [--seeds 5]
     python -m benchmarks.mean_estimation --trade
 
-150 clients of 1000 samples in R^10, μ ∈ {.001, .01, .1}, γ = .01, batches of 100; errors are ‖x‖², means over seeds.
-All μ and seeds run side by side: one `vmap` of the methods' own `round`. Results are added to those that --out holds,
-so that the table can be made in several sittings (--methods; without names it runs nothing). --trade compares the
-solvers of the auxiliary problem on `friends` instead: what they find, and what they exchange with the target.
+The same runs as `coterie reproduce meritfed-means --scale paper`, on the same draws, in a fraction of the time: all μ
+and seeds run side by side, as one `vmap` of the methods' own `round`. Results are added to those that --out holds, so
+that the table can be made in several sittings (--methods). `coterie reproduce check` runs a sample of it as usual.
+--trade compares the solvers of the auxiliary problem on `friends`: what they find, and what they exchange.
 """
 
 import argparse
@@ -14,8 +14,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from math import log10
 from pathlib import Path
+from statistics import fmean
 from time import process_time
 from typing import Any, NamedTuple
 
@@ -24,65 +24,49 @@ from torch import Tensor
 from torch.func import vmap
 
 from benchmarks.toy_cosine import SideBySide
+from coterie import methods
 from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Call, LocalEngine, Replies, Shard, Static
 from coterie.federation.tree import tree_flatten, tree_unflatten
-from coterie.methods import Method, fedadp, fixed_weights, meritfed, meritfed_zo, sgd_full, sgd_ideal, tawt
+from coterie.methods import Method
 from coterie.methods.shared.works import gradient
 from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
 from coterie.problems.catalogue.mean_estimation import mean_estimation
+from coterie.reproduce import markdown, study
+from coterie.reproduce.meritfed import AUTHORS, FRESH, LEAST, MEANS, SHIFTS
+from coterie.reproduce.running import collected
+from coterie.reproduce.study import Row
+from coterie.storage import write_json
 
 PLAIN: dict[str, Any] = {"step": 0.01, "batch": 100}
-SHIFTS = (0.001, 0.01, 0.1)
-AUTHORS = {0.001: 3.5, 0.01: 4.5, 0.1: 12.5}
-"""The mirror steps in the authors' code."""
-FRESH = 100  # rows a round
-POINTS = 80
+STUDY = {"paper": "meritfed-means", "authors": "meritfed-means-authors"}
+POINTS = 60
 
 
 class Line(NamedTuple):
-    """A row of the table: how the method is made for its α, and whether the target has new rows for every round."""
+    """A row of the study: how the method is made for its α, and whether the target has new rows for every round."""
 
     name: str
-    make: Callable[[Any], Method]
-    fresh: bool = False
-    least: float = 0.0  # α is the authors', but not below this
+    make: Callable[[float], Method]
+    fresh: bool
+    least: float  # α is the authors', but not below this
 
 
-def merit(alpha: Any, **settings: Any) -> Method:
-    """meritfed without the check of its settings, because α is a vector here, with an entry for each μ."""
-    return meritfed.__wrapped__(**PLAIN, mirror_step=alpha, **settings)
+def line_of(row: Row) -> Line:
+    """The row's method, without the check of its settings and with the α of a μ."""
+    name = row.settings["run.method"]
+    own = {key.partition(".")[2]: value for key, value in row.settings.items() if key.startswith("method.")}
+    factory = getattr(methods, name.replace("-", "_")).__wrapped__
 
+    def make(alpha: float) -> Method:
+        mirror = {"mirror_step": alpha} if name.startswith("meritfed") else {}
+        made: Method = factory(**PLAIN, **mirror, **own)
+        return made
 
-LINES = (
-    Line("sgd-full", lambda alpha: sgd_full(**PLAIN)),
-    Line("sgd-ideal", lambda alpha: sgd_ideal(**PLAIN)),
-    Line("fixed-weights, w*", lambda alpha: fixed_weights(**PLAIN, weights="opt")),
-    Line("fedadp", lambda alpha: fedadp(**PLAIN)),
-    Line("fedadp, target's angle", lambda alpha: fedadp(**PLAIN, angle="target", smooth=False)),
-    Line("tawt", lambda alpha: tawt(**PLAIN)),
-    Line("meritfed MD, 10 steps", merit),
-    # 50 steps by the second-order model, which is exact here and takes one exchange instead of 50
-    Line("meritfed MD, 50 steps", lambda alpha: merit(alpha, mirror_steps=50, solver="quadratic")),
-    Line(
-        "meritfed MD, 50 steps, cut after 1000",
-        lambda alpha: merit(alpha, mirror_steps=50, solver="quadratic", cut=1000),
-    ),
-    Line("meritfed SMD, 10 steps", lambda alpha: merit(alpha, mirror="smd", mirror_batch=100)),
-    Line(
-        "meritfed-zo, 10 steps",
-        lambda alpha: meritfed_zo.__wrapped__(**PLAIN, mirror_step=alpha, mirror_batch=100),
-    ),
-    Line(
-        "meritfed MD, 10 steps, fresh rows",
-        lambda alpha: merit(alpha, data="fresh", mirror_batch=FRESH),
-        fresh=True,
-        least=7.0,
-    ),
-)
+    return Line(row.name, make, own.get("data") == "fresh", row.settings.get(LEAST, 0.0))
 
 
 @dataclass(frozen=True)
@@ -98,14 +82,14 @@ class Replay(LocalEngine):
 
 
 @cache
-def made(seeds: int, **settings: Any) -> list[Weighting]:
-    """The problems of all μ and seeds, seeds within μ."""
-    return [mean_estimation(Context(seed), shift=mu, **settings) for mu in SHIFTS for seed in range(seeds)]
+def made(seeds: int, shift: float, **settings: Any) -> list[Weighting]:
+    """The problems of all seeds."""
+    return [mean_estimation(Context(seed), shift=shift, **settings) for seed in range(seeds)]
 
 
-def batches(seeds: int, rounds: int) -> Tensor:
+def batches(seeds: int, rounds: int, geometry: str) -> Tensor:
     """g_k(0) of every round, seed and client for μ = 0, on the batches that the methods draw, [rounds, seeds, K, d]."""
-    problems = [mean_estimation(Context(seed), shift=0.0) for seed in range(seeds)]
+    problems = [mean_estimation(Context(seed), shift=0.0, geometry=geometry) for seed in range(seeds)]
     first = problems[0]
     rows, ids = torch.stack([p.train.columns[0] for p in problems]), torch.arange(first.clients)
 
@@ -121,16 +105,16 @@ def keys(seeds: int, t: int) -> Tensor:
     return torch.stack([Draw.of(seed).round(t).key for seed in range(seeds)])
 
 
-def side_by_side(line: Line, problems: list[Weighting], drawn: Tensor) -> Iterator[tuple[int, Any]]:
+def side_by_side(method: Method, problems: list[Weighting], drawn: Tensor) -> Iterator[tuple[int, Any]]:
     """(round, view) after every round, all tensors with a first dimension for the problems."""
-    first, copies = problems[0], len(SHIFTS)
-    ids, seeds = torch.arange(first.clients), len(problems) // copies
+    first, seeds = problems[0], len(problems)
+    ids = torch.arange(first.clients)
     held_out = torch.stack([p.target.valid.columns[0] for p in problems])
     offsets = torch.zeros(len(problems), first.clients, 1)  # 2/d of what μ adds to a near client's samples
     near = slice(int(first.exact.sizes[0]), int(first.exact.sizes[:2].sum()))
-    offsets[:, near] = 2 / len(first.start) * torch.tensor(SHIFTS).repeat_interleave(seeds)[:, None, None]
-    alphas = torch.tensor([max(line.least, AUTHORS[mu]) for mu in SHIFTS]).repeat_interleave(seeds)
-    starts = [tree_flatten(line.make(1.0).init(p, p.clients)) for p in problems]
+    added = torch.stack([p.exact.means[1, :1] for p in problems])  # the same in all coordinates
+    offsets[:, near] = 2 / len(first.start) * added.float()[:, None]
+    starts = [tree_flatten(method.init(p, p.clients)) for p in problems]
     leaves, form = starts[0]
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     plain = [None if t else leaf for leaf, t in zip(leaves, is_tensor, strict=True)]
@@ -141,122 +125,61 @@ def side_by_side(line: Line, problems: list[Weighting], drawn: Tensor) -> Iterat
         supply = iter(moving)
         return tree_unflatten([next(supply) if t else p for t, p in zip(is_tensor, plain, strict=True)], form)
 
-    def one(at_zero: Tensor, rows: Tensor, alpha: Tensor, moving: list[Tensor], key: Tensor) -> list[Tensor]:
+    def one(at_zero: Tensor, rows: Tensor, moving: list[Tensor], key: Tensor) -> list[Tensor]:
         target = Shard(first.task, None, replace(first.target.valid, columns=(rows,)))
         fed = SideBySide(Replay(first.task, first.train, None, target, at_zero=at_zero), ids)
-        out = tree_flatten(line.make(alpha).round(fed, state_of(moving), Draw(key)))[0]
+        out = tree_flatten(method.round(fed, state_of(moving), Draw(key)))[0]
         plain[:] = [None if t else leaf for leaf, t in zip(out, is_tensor, strict=True)]
         return [leaf for leaf, t in zip(out, is_tensor, strict=True) if t]
 
     for t, at_zero in enumerate(drawn):
-        at_zero = at_zero.repeat(copies, 1, 1) - offsets
-        states = vmap(one)(at_zero, held_out, alphas, states, keys(seeds, t).repeat(copies))
-        yield t + 1, line.make(1.0).view(state_of(states))
+        at_zero = at_zero - offsets
+        states = vmap(one)(at_zero, held_out, states, keys(seeds, t))
+        yield t + 1, method.view(state_of(states))
 
 
-def curves(line: Line, drawn: Tensor) -> list[dict[str, Any]]:
-    """Errors along the rounds, mean over the seeds, and where the weight is at the end; one entry a μ."""
+def values_of(line: Line, drawn: Tensor, geometry: str) -> dict[str, Any]:
+    """By μ: errors of every seed along the rounds, and the far clients' weight at the end."""
     rounds, seeds = drawn.shape[:2]
-    problems = made(seeds, validation=FRESH * rounds) if line.fresh else made(seeds)
-    every, path = max(1, rounds // POINTS), [torch.ones(len(problems))]
-    for t, view in side_by_side(line, problems, drawn):
-        if t % every == 0 or t == rounds:
-            path.append(view.model.double().square().sum(1))
-    errors = torch.stack(path).reshape(-1, len(SHIFTS), seeds)
-    shares = [part.sum(1) for part in view.weights.double().split(problems[0].exact.sizes.tolist(), dim=1)]
-    shares = torch.stack(shares, dim=1).reshape(len(SHIFTS), seeds, 3)
-    effective = (1.0 / view.weights.double().square().sum(1)).reshape(len(SHIFTS), seeds)
-    best = torch.stack([p.exact.error(p.best_weights) for p in problems]).reshape(len(SHIFTS), seeds)
-    return [
-        {
-            "method": line.name,
-            "shift": mu,
-            "seeds": seeds,
-            "rounds": rounds,
-            "round": [0, *(t for t in range(1, rounds + 1) if t % every == 0 or t == rounds)],
-            "error": errors[:, i].mean(1).tolist(),
-            "final": errors[-1, i].tolist(),
-            "shares": shares[i].mean(0).tolist(),
-            "most far": float(shares[i, :, 2].max()),
-            "effective": float(effective[i].mean()),
-            "expected at w*": float(best[i].mean()),
-        }
-        for i, mu in enumerate(SHIFTS)
-    ]
+    rows = {"validation": FRESH * rounds} if line.fresh else {}
+    every = max(1, rounds // POINTS)
+    when = [0, *(t for t in range(1, rounds + 1) if t % every == 0 or t == rounds)]
+    errors, far = [], []
+    for mu in SHIFTS:
+        problems = made(seeds, mu, geometry=geometry, **rows)
+        path = [torch.ones(seeds)]
+        for t, view in side_by_side(line.make(max(line.least, AUTHORS[mu])), problems, drawn):
+            if t in when:
+                path.append(view.model.double().square().sum(1))
+        errors.append(torch.stack(path).tolist())
+        far.append(view.weights.double()[:, int(problems[0].exact.sizes[:2].sum()) :].sum(1).tolist())
+    return {"round": when, "errors": errors, "far": far}
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown: ‖x‖² and how many times less that is than SGD-Ideal's; the far group's weight, mean and worst seed."""
-    heads = [f"‖x‖², μ = {mu:g}" for mu in SHIFTS] + [f"far weight, μ = {mu:g}" for mu in SHIFTS]
-    out = ["| method | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    found = {(line["method"], line["shift"]): line for line in lines}
-    for name in [line.name for line in LINES if (line.name, SHIFTS[0]) in found]:
-        errors, far = [], []
-        for mu in SHIFTS:
-            line, ideal = found[name, mu], found.get(("sgd-ideal", mu))
-            final = torch.tensor(line["final"])
-            times = "" if ideal is None else f" ({sum(ideal['final']) / float(final.sum()):.2g}×)"
-            errors.append(f"{float(final.mean()):.2e} ± {float(final.std()) / len(final) ** 0.5:.1e}{times}")
-            far.append(f"{line['shares'][2]:.4f} ({line['most far']:.4f})")
-        out.append(f"| {name} | " + " | ".join(errors + far) + " |")
-    expected = ", ".join(f"{found[lines[0]['method'], mu]['expected at w*']:.2e}" for mu in SHIFTS) if lines else ""
-    return "\n".join([*out, "", f"Expected error of the pooled mean at w*: {expected}."])
+def result_of(found: dict[str, dict[str, Any]], geometry: str, seeds: int, seconds: float) -> dict[str, Any]:
+    """The stored result of the study, from the values of its lines by name."""
+    wanted = study(STUDY[geometry])
+    table = replace(wanted.at("paper"), seeds=tuple(range(seeds)))
+    result = collected(wanted, table, "paper", Path("nothing is read here"))
+    for row in result["rows"]:
+        if row["name"] in found:
+            line = found[row["name"]]
+            columns = [*(errors[-1] for errors in line["errors"]), *line["far"]]
+            row["cells"] = [{"values": [float(f"{value:.6g}") for value in values]} for values in columns]
+    missing = [row["name"] for row in result["rows"] if row["name"] not in found]
+    del result["missing"], result["runs"]
+    panels = [_panel(found, i, f"μ = {mu:g}") for i, mu in enumerate(SHIFTS)]
+    more = {"missing": missing} if missing else {}
+    return {**result, "seeds": list(range(seeds)), "seconds": round(seconds), "curves": panels, **more}
 
 
-WIDTH, HEIGHT = 860, 330
-TOP, PANEL_W, PANEL_H, LEFT, GAP = 44, 230, 190, 50, 36
-POWERS = range(0, -5, -1)
-CURVES = (
-    ("sgd-full", "SGD-Full", "a"),
-    ("sgd-ideal", "SGD-Ideal", "b"),
-    ("fedadp, target's angle", "FedAdp", "c"),
-    ("tawt", "TAWT", "d"),
-    ("meritfed MD, 10 steps", "MeritFed MD, 10 mirror steps", "e"),
-    ("meritfed MD, 50 steps", "MeritFed MD, 50 mirror steps", "f"),
-    ("meritfed-zo, 10 steps", "MeritFed, zeroth order", "g"),
-    ("meritfed MD, 10 steps, fresh rows", "MeritFed MD, fresh rows", "h"),
-)
-STYLE = """
-  text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600 } .small { font-size: 11px }
-  .grid { stroke: #8c959f; stroke-opacity: .25 } polyline, .key { fill: none; stroke-width: 1.6 }
-  .a { stroke: #6e7781 } .b { stroke: #1a7f37 } .c { stroke: #bc4c00 } .d { stroke: #8250df } .e { stroke: #0969da }
-  .f { stroke: #0969da; stroke-dasharray: 5 3 } .g { stroke: #cf222e } .h { stroke: #0969da; stroke-width: 3 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3 } .b { stroke: #3fb950 } .c { stroke: #f0883e } .d { stroke: #bc8cff } .g { stroke: #ff7b72 }
-    .e, .f, .h { stroke: #58a6ff }
-  }
-"""
-
-
-def figure(lines: list[dict[str, Any]]) -> str:
-    """One panel a μ: ‖x‖² over the rounds, on a logarithmic axis."""
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
-    parts += ["<title>‖x‖² over the rounds for three values of μ</title>", f"<style>{STYLE}</style>"]
-    for i, mu in enumerate(SHIFTS):
-        left = LEFT + i * (PANEL_W + GAP)
-        mine = {line["method"]: line for line in lines if line["shift"] == mu}
-        parts.append(f'<text class="title" x="{left}" y="{TOP - 14}">‖x‖² over the rounds, μ = {mu:g}</text>')
-        for power in POWERS:
-            y = height(10.0**power)
-            parts.append(f'<line class="grid" x1="{left}" x2="{left + PANEL_W}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text class="small" text-anchor="end" x="{left - 5}" y="{y + 4:.1f}">1e{power}</text>')
-        last = max(line["rounds"] for line in mine.values())
-        for t in range(0, last + 1, max(1, last // 4)):
-            x = left + PANEL_W * t / last
-            parts.append(f'<text class="small" text-anchor="middle" x="{x:.1f}" y="{TOP + PANEL_H + 17}">{t}</text>')
-        for name, _, colour in CURVES:
-            some = zip(mine[name]["round"], mine[name]["error"], strict=True)
-            points = " ".join(f"{left + PANEL_W * t / last:.1f},{height(e):.1f}" for t, e in some)
-            parts.append(f'<polyline class="{colour}" points="{points}"/>')
-    for i, (_, label, colour) in enumerate(CURVES):
-        x, y = LEFT + (i % 4) * 203, TOP + PANEL_H + 44 + 22 * (i // 4)
-        parts.append(f'<line class="key {colour}" x1="{x}" x2="{x + 22}" y1="{y - 4}" y2="{y - 4}"/>')
-        parts.append(f'<text class="small" x="{x + 27}" y="{y}">{label}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def height(error: float) -> float:
-    return TOP + PANEL_H * log10(min(1.0, max(error, 10.0 ** POWERS[-1]))) / POWERS[-1]
+def _panel(found: dict[str, dict[str, Any]], i: int, panel: str) -> dict[str, Any]:
+    lines = []
+    for name, line in found.items():
+        by_seed = line["errors"][i]
+        mean, least, most = ([float(f"{of(e):.4g}") for e in by_seed] for of in (fmean, min, max))
+        lines.append({"name": name, "x": line["round"], "y": mean, "least": least, "most": most})
+    return {"measure": "objective", "against": "round", "panel": panel, "lines": lines}
 
 
 def trade(rounds: int = 200, seeds: int = 3) -> str:
@@ -293,32 +216,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mean_estimation", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--geometry", choices=[*STUDY], default="paper")
     parser.add_argument("--methods", nargs="*", help="rows of the table, by how they begin; all by default")
-    parser.add_argument("--out", type=Path, help="folder for mean_estimation.json and mean_estimation.md")
-    parser.add_argument("--figure", type=Path, help="where to draw the curves")
+    parser.add_argument("--out", type=Path, help="folder for the stored result and what it is made of")
     parser.add_argument("--trade", action="store_true", help="compare the solvers on `friends`, and nothing else")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.trade:
         print(trade())
         return
-    path = None if options.out is None else options.out / "mean_estimation.json"
-    lines = json.loads(path.read_text()) if path is not None and path.is_file() else []
-    chosen = [one for one in LINES if options.methods is None or any(map(one.name.startswith, options.methods))]
-    drawn = batches(options.seeds, options.rounds) if chosen else None
-    for line in chosen:
-        start = process_time()
-        found = curves(line, drawn)
-        errors = ", ".join(f"{sum(one['final']) / options.seeds:.2e}" for one in found)
-        print(f"{line.name}: ‖x‖² = {errors}; {process_time() - start:.0f} s", flush=True)
-        lines = [one for one in lines if one["method"] != line.name] + found
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(lines, indent=1) + "\n")
-            path.with_suffix(".md").write_text(table(lines) + "\n")
-    print(table(lines))
-    if options.figure is not None:
-        options.figure.write_text(figure(lines))
+    out = options.out or Path("runs/means")
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / f"{STUDY[options.geometry]}-values.json"
+    found = json.loads(kept.read_text()) if kept.is_file() else {"seconds": 0.0, "lines": {}}
+    wanted = options.methods
+    left = [
+        row
+        for row in MEANS
+        if row.name not in found["lines"] and (wanted is None or any(map(row.name.startswith, wanted)))
+    ]
+    start = process_time()
+    drawn = batches(options.seeds, options.rounds, options.geometry) if left else None
+    for line in map(line_of, left):
+        found["lines"][line.name] = values = values_of(line, drawn, options.geometry)
+        now = process_time()
+        found["seconds"], start = found["seconds"] + now - start, now
+        errors = ", ".join(f"{fmean(errors[-1]):.2e}" for errors in values["errors"])
+        print(f"{line.name}: ‖x‖² = {errors}", flush=True)
+        kept.write_text(json.dumps(found))
+    lines = {row.name: found["lines"][row.name] for row in MEANS if row.name in found["lines"]}
+    result = result_of(lines, options.geometry, options.seeds, found["seconds"])
+    write_json(out / f"{STUDY[options.geometry]}-paper.json", result)
+    print(markdown(result))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ class SideBySide(Federation):
     def sample(self, **_: Any) -> "SideBySide":
         return self if self.sets is None else replace(self, ids=next(self.sets))
 
-    def _ask(self, work: Any, shared: Any, memory: Any, draw: Draw, static: dict[str, Any]) -> Iterator[Replies]:
+    def _ask(
+        self, work: Any, shared: Any, memory: Any, draw: Draw, static: dict[str, Any], **_: Any
+    ) -> Iterator[Replies]:
         if not len(self.ids):
             raise NoClients("nobody is active")
         return self.engine.execute(Call(work, shared, memory, Static(**static), draw), self.ids)

@@ -23,7 +23,7 @@ from coterie.federation.ledger import Ledger
 from coterie.measures import Measure, declared, of_summary
 from coterie.problems.weighting import Weighting
 from coterie.report.charts import AXES, Group, headline_measure, measure_chart, spread_text, weight_charts
-from coterie.report.results import Run, Weights
+from coterie.report.results import Run, Weights, account_rows
 from coterie.report.svg import Chart
 from coterie.report.terminal import comparison_table, matrix_report, weights_table
 from coterie.storage import write_atomically, write_json
@@ -261,7 +261,8 @@ class Fit:
         names = dict.fromkeys(key for line in self.history for key in line)
         measures = declared(self._parts.problem.declares, names)
         run = Run(place, tables, "", self.history, weights, causes, self._result.events, self.summary)
-        return Run(**{**vars(run), "measures": measures})
+        seen = account_rows(self.ledger.seen.as_dict())
+        return Run(**{**vars(run), "measures": measures, "seen": seen})
 
 
 @dataclass(frozen=True, repr=False)

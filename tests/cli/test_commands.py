@@ -22,7 +22,7 @@ Command = Callable[..., Any]
 Contents = Callable[[Path], dict[str, str]]
 
 SUMMARY = ("method", "problem", "seed", "rounds", "outcome", "final", "weights", "communication", "seconds")
-TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down")
+TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down", "points")
 FILES = (
     "config.toml",
     "metrics.jsonl",

@@ -33,6 +33,8 @@ def digest(result: Any) -> str:
         )
         seen.update(name.encode() + plain)
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in result.history]
+    for line in lines:  # rows touched are counted, not computed, and digests are older than the count
+        line["communication"] = {k: v for k, v in line["communication"].items() if k != "points"}
     seen.update(json.dumps(lines, sort_keys=True).encode())
     return seen.hexdigest()[:16]
 

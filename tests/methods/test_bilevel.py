@@ -111,15 +111,16 @@ def test_the_gradient_mapping_is_that_of_the_step_taken(make: Any) -> None:
 
 def test_the_random_iterate_is_each_of_the_iterates_equally_often() -> None:
     problem, fed = setting()
-    method = bilevel(**{**INNER, "steps": 2}, outer_step=0.02, cap=1.0, output="random")
+    method = bilevel(**{**INNER, "steps": 1}, outer_step=0.02, cap=1.0, output="random")
     found: list[int] = []
-    for seed in range(60):
+    for seed in range(40):
         state, met = method.init(problem, fed.n), []
-        for t in range(3):
+        for t in range(2):
             met.append(state.w)
             state = method.round(fed, state, Draw.of(seed).round(t))
         found.append(next(i for i, w in enumerate(met) if torch.equal(w, method.view(state).weights)))
-    assert all(8 <= found.count(i) <= 32 for i in range(3))  # 20 ± 3.3 standard deviations
+    assert 10 <= found.count(0) <= 30  # 20 ± 3.2 standard deviations
+    assert torch.equal(method.view(state).model, state.kept[0])
 
 
 @pytest.mark.parametrize(("make", "power"), [(bilevel, 2), (bilevel_accelerated, 4)])

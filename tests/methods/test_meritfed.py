@@ -12,6 +12,7 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Shard, pack
+from coterie.federation.ledger import Entry
 from coterie.methods import fedavg, meritfed, meritfed_zo, sgd_full, sgd_ideal
 from coterie.methods.shared.optimisers import UpdateRule
 from coterie.methods.weights.mirror import Judge, first_order, goal_gradient, judging_batch, mirror_descent
@@ -35,7 +36,8 @@ def started(method, problem, w):
 def ledger(problem, method, rounds=1, **table):
     fed = federation(problem, **table)
     play(method, problem, rounds, fed=fed)
-    return {cause.rpartition("/")[2]: entry for cause, entry in fed.ledger.by_cause.items()}
+    moved = {cause: entry for cause, entry in fed.ledger.by_cause.items() if entry != Entry(points=entry.points)}
+    return {cause.rpartition("/")[2]: entry for cause, entry in moved.items()}
 
 
 def test_a_round_by_hand():

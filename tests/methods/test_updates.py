@@ -19,7 +19,10 @@ from coterie.methods.nested import works as nested_works
 from coterie.numerics import Draw
 from coterie.testing.updates import Watched, away, watch_rounds, watching
 
-NO_MOVE = {"ds-fl/learn-and-predict"}  # sends class probabilities: an opinion, which is not 0 where nothing moved
+NO_MOVE = {
+    "ds-fl/learn-and-predict",  # sends class probabilities: an opinion, which is not 0 where nothing moved
+    "feddst/dynamic-steps",  # a weight that is dropped and grown again begins at 0, whatever the gradient
+}
 SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel"}  # which noise cannot hide
 
 

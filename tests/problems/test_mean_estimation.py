@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from coterie.errors import UsageError
+from coterie.experiment.build import assemble
 from coterie.experiment.config import load
+from coterie.experiment.loop import run_rounds
 from coterie.federation import Batch
 from coterie.numerics import Draw
 from coterie.problems import Context
@@ -150,3 +152,14 @@ def test_the_seed_decides_and_rows_do_not_depend_on_the_type():
 def test_impossible_sizes_are_refused(key, value):
     with pytest.raises(UsageError, match=rf"problem\.{key} = {value}"):
         load(sets={f"problem.{key}": value}, flags={"run.problem": "mean-estimation"})
+
+
+@pytest.mark.slow
+def test_in_a_long_run_with_default_settings_meritfed_beats_the_known_friends():
+    """μ = .001, 5,000 rounds: a constant mirror step ends at 3.0e-3 in squared error, SGD-Ideal at 1.8e-3."""
+    errors = {}
+    for method in ("meritfed", "sgd-ideal"):
+        flags = {"run.rounds": 5000, "run.record": 5000, "run.baselines": []}
+        sets = {"run.problem": "mean-estimation", "run.method": method, "problem.shift": 0.001}
+        errors[method] = run_rounds(assemble(load(sets=sets, flags=flags)), None).summary["final"]["objective"]
+    assert errors["meritfed"] < 0.3 * errors["sgd-ideal"]

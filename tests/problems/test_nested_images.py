@@ -151,3 +151,18 @@ def test_a_tuned_loss_beats_the_untuned_one() -> None:
 
 def test_meta_learning_learns() -> None:
     assert final("fednest", "meta-learning", 20)["test_accuracy"] > 0.85
+
+
+@pytest.mark.parametrize("make", [hyper_representation, loss_tuning])
+def test_rows_for_choosing_are_neither_tested_nor_trained_on(make: Any) -> None:
+    """They are cut off the test rows: what is dealt to clients stays as it is."""
+    settings = {"clients": 4, "test": 100}
+    plain, apart = make(Context(0), **settings), make(Context(0), **settings, selection=40)
+    assert all(torch.equal(a, b) for a, b in zip(plain.train.columns, apart.train.columns, strict=True))
+    before, after = (p.measure(View(p.start, inner=p.inner_start)) for p in (plain, apart))
+    assert "selection_accuracy" not in before
+    assert 0.0 <= after["selection_accuracy"] <= 1.0
+    mixed = 0.6 * after["test_loss"] + 0.4 * after["selection_loss"]
+    assert before["test_loss"] == pytest.approx(mixed, rel=1e-5)
+    with pytest.raises(UsageError, match=r"problem\.selection = 100 leaves none"):
+        make(Context(0), **settings, selection=100)

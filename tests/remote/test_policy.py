@@ -192,6 +192,7 @@ HARMLESS = {
     *("step", "penalty", "level", "kept", "data", "error_feedback", "scalar", "rule", "scaled", "extra"),
     *("decode_step", "resource", "decay", "sketch", "sketch_seed", "accuracy", "inner_step", "series"),
     *("lipschitz", "labelled", "distil_step", "change"),
+    *("budget", "choose", "clip", "l2", "mask", "when"),
 }
 """Settings that neither bound cost nor say how many rows a result is from."""
 

@@ -1,6 +1,8 @@
 """Tables of a few hospitals: numbers, words, dates, missing values and a label, drawn from a seed."""
 
 import csv
+import re
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,3 +52,15 @@ def hospitals(folder: Path, sites: tuple[str, ...] = SITES, count: int = 60) -> 
         name: write(folder / "sites" / f"{name}.csv", rows(10 + k, n)) for k, (name, n) in enumerate(sizes.items())
     }
     return mine, files
+
+
+def private_values(folder: Path) -> list[bytes]:
+    """Numbers of the sites' rows, but for those that the coordinator has too: texts, bytes of float64 and float32."""
+    found: list[bytes] = []
+    own = set(re.findall(r"\d+\.\d{3,}", (folder / "mine.csv").read_text()))
+    for path in (folder / "sites").glob("*.csv"):
+        for text in re.findall(r"\d+\.\d{3,}", path.read_text()):
+            if text in own:
+                continue
+            found += [text.encode(), struct.pack("<d", float(text)), struct.pack("<f", float(text))]
+    return [value for value in found if len(value) > 4] + [value for value in found if len(value) == 4 and value[0]]

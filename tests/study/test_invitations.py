@@ -3,7 +3,8 @@
 import base64
 import io
 import zipfile
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from hospitals import hospitals
 
 from coterie.errors import UsageError
 from coterie.problems.sites.terms import terms_of
+from coterie.study import invitation as invitations
 from coterie.study.home import Home, SitePolicy, read_settings
 from coterie.study.invitation import Invitation, check_name, expiry, write_private
+from coterie.study.site import prepare, run
 from coterie.study.supervise import dockerfile, unit
 
 
@@ -53,6 +56,32 @@ def test_what_is_no_invitation_is_refused(tmp_path: Path) -> None:
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(UsageError):
             Invitation.read(path)
+
+
+def test_a_damaged_file_is_no_invitation(tmp_path: Path) -> None:
+    path = invitation(tmp_path).write(tmp_path / "north.invite")
+    data = path.read_bytes()
+    for part in (data[:40], data[:400], data[: len(data) // 2], data[:-5], bytes(range(256)), b"a,b\n1,2\n"):
+        path.write_bytes(part)
+        with pytest.raises(UsageError, match=r"damaged .* ask the coordinator for another one"):
+            Invitation.read(path)
+
+
+def test_another_version_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    other = replace(invitation(tmp_path), version="0.0.1")
+    with pytest.raises(UsageError, match=r"pip install 'coterie\[nvflare\]==0.0.1'"):
+        prepare(other, tmp_path / "sites" / "north.csv", None, tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_site_with_an_expired_certificate_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_private(tmp_path / "kit", {"startup/client.crt": b""})
+    now = datetime.now(UTC)
+    for begin, end, said in ((-2, -1, "expired on"), (1, 2, "by NTP")):
+        dates = now + timedelta(begin), now + timedelta(end)
+        monkeypatch.setattr(invitations, "dates_of", lambda path, dates=dates: dates)
+        with pytest.raises(UsageError, match=said):
+            run(Home(tmp_path))
 
 
 def test_no_kit_leads_out_of_its_folder(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 import io
 import json
-import re
-import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import hospitals, rows, write
+from hospitals import hospitals, private_values, rows, write
 
 from coterie import __version__
 from coterie.errors import NoClients, RunError
@@ -103,15 +101,6 @@ def test_a_study_from_handshake_to_model_and_no_value_of_a_row_leaves(tmp_path: 
         (model,) = receive(home, home.folder / "taken")
         assert (model / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
         assert "clients" not in json.loads((model / "preprocess.json").read_text())
-
-
-def private_values(folder: Path) -> list[bytes]:
-    """Numbers of the sites' rows, as texts and as the bytes of float64 and float32."""
-    found: list[bytes] = []
-    for path in (folder / "sites").glob("*.csv"):
-        for text in re.findall(r"\d+\.\d{3,}", path.read_text()):
-            found += [text.encode(), struct.pack("<d", float(text)), struct.pack("<f", float(text))]
-    return [value for value in found if len(value) > 4] + [value for value in found if len(value) == 4 and value[0]]
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,18 @@ FAULTY = {
         "columns",
         "may be the same",
     ),
+    "words of a name in another order": (
+        lambda r: {("SICK" if k == "sick" else k): v for k, v in r.items()},
+        "columns",
+        "the label; 'SICK' may be the same",
+    ),
     "other unit": (lambda r: {**r, "dose": r["dose"] * 1000}, "unit", "1,000 times larger"),
     "label in words": (lambda r: {**r, "sick": "Yes" if r["sick"] else "No"}, "label", "Yes → 1"),
+    "label in other words": (
+        lambda r: {**r, "sick": "ill" if r["sick"] else "well"},
+        "label",
+        "none of its classes 'ill', 'well'",
+    ),
     "label 1 and 2": (lambda r: {**r, "sick": r["sick"] + 1}, "label", "2 → 1"),
     "unseen category": (lambda r: {**r, "pain": "dull"}, "unseen", "'dull'"),
     "words for numbers": (lambda r: {**r, "dose": "much"}, "numbers", "'much'"),
@@ -111,6 +121,23 @@ def test_a_misfit_is_told_at_its_site_and_without_values_to_others(tmp_path: Pat
     assert said in found.faults[0].what
     assert found.faults[0].remedy
     assert not any(word in found.public for word in ("Yes", "dull", "much", "99999", "theirs", "1,000"))
+
+
+def test_remedies_name_the_column_the_factor_and_the_words(tmp_path: Path) -> None:
+    mine, _ = hospitals(tmp_path)
+    terms = study_of(tmp_path, mine).terms
+    changes = (
+        (lambda r: {**r, "dose": r["dose"] * 1000}, '{"dose" = 1000}'),
+        (lambda r: {**r, "dose": r["dose"] / 1000}, '{"dose" = 0.001}'),
+        (lambda r: {**r, "sick": "ill" if r["sick"] else "well"}, '{"ill" = "0", "well" = "1"}'),
+    )
+    for change, remedy in changes:
+        (fault,) = examine(write(tmp_path / "theirs.csv", rows(20, 60), change), terms).faults
+        assert remedy in fault.remedy
+        assert "--policy" in fault.remedy
+    assert "is a folder" in examine(tmp_path, terms).faults[0].what
+    with pytest.raises(UsageError, match=r"data\.align_labels leads to '7'"):
+        examine(tmp_path / "theirs.csv", terms, Choices.of({"align_labels": {"ill": "7", "well": "0"}}))
 
 
 def test_a_site_without_faults_may_have_more_columns_and_must_have_rows(tmp_path: Path) -> None:

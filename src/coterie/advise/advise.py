@@ -306,7 +306,7 @@ def prepare_files(config: Config, orders: int) -> PreparedFiles:
             "of it. Leave it out, and train with `coterie run` if the model should be private."
         )
     machine.require(config.run.portable)
-    settings = {key: value for key, value in config.problem.items() if key not in ("own", "test")}
+    settings = {key: value for key, value in config.problem.items() if key not in ("own", "test", "everyone")}
     device = machine.checked_device(config.run.device, config.run.dtype)
     context = Context(config.run.seed, getattr(torch, config.run.dtype), device)
     return load_files(context, **settings, orders=orders)

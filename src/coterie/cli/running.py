@@ -83,7 +83,7 @@ def resume(
         options = {"superlink": superlink, "json": json}
         show(lambda watch: launch(config, folder, watch, force=False, resume=True, options=options), folder, json)
         return
-    show(lambda watch: resume_experiment(folder, watch), folder, json)
+    show(lambda watch: resume_experiment(folder, watch), folder, json, resumed=True)
 
 
 @app.command(
@@ -134,7 +134,7 @@ def tune(
         print_json(result)
 
 
-def show(start: Any, folder: Path, json: bool) -> None:
+def show(start: Any, folder: Path, json: bool, *, resumed: bool = False) -> None:
     """Run with a display, then print the summary; the exit code tells whether the run finished."""
     from coterie.report.terminal import LiveDisplay, console_for, show_summary
 
@@ -153,7 +153,7 @@ def show(start: Any, folder: Path, json: bool) -> None:
     if json:
         print_json(summary)
     elif summary["outcome"] == "finished":
-        if not any(display.ran for display in displays):
+        if resumed and not any(display.ran for display in displays):
             done = f"{summary['method']} has done all its {summary['rounds']} rounds; nothing was left to run."
             console.print(done, markup=False)
         show_summary(console, summary, str(folder))

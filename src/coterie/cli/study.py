@@ -22,7 +22,6 @@ InvitationFile = Annotated[Path, typer.Option("--invitation", help="The file tha
 Settings = Annotated[Path | None, typer.Option("--policy", help="Your settings: a TOML file with [policy] and [data].")]
 Partners = Annotated[str, typer.Option(help="Names of the partners' sites, with commas between them.")]
 Days = Annotated[float, typer.Option(min=0.01, help="Days for which invitations can be joined with.")]
-Columns = Annotated[str, typer.Option(metavar="A,B", help="Columns, with commas between them.")]
 
 
 @study.command(epilog="Example: coterie study new hospitals --label diagnosis --data mine.csv --partners north,south")
@@ -36,11 +35,13 @@ def new(
     ] = "nvflare",
     host: Annotated[str, typer.Option(help="The name or address by which partners reach this machine.")] = "localhost",
     port: Annotated[int | None, typer.Option(help="The port that partners dial.")] = None,
-    kind: Annotated[Literal["auto", "classification", "regression"], typer.Option(help="Of the label.")] = "auto",
-    categorical: Columns = "",
-    drop: Columns = "",
+    kind: Annotated[Literal["auto", "classification", "regression"], typer.Option(help="Kind of the label.")] = "auto",
+    categorical: Annotated[
+        str, typer.Option(metavar="A,B", help="Columns of numbers that are categories, with commas between them.")
+    ] = "",
+    drop: Annotated[str, typer.Option(metavar="A,B", help="Columns to leave out, with commas between them.")] = "",
     missing: Annotated[str, typer.Option(metavar="A,B", help="Further words that stand for no value.")] = "",
-    least_rows: Annotated[int, typer.Option(min=1, help="Rows that a site needs to take part.")] = 20,
+    least_rows: Annotated[int, typer.Option(min=1, help="Rows that a site needs to participate.")] = 20,
     scaling: Annotated[Literal["common", "own", "robust"], typer.Option(help="As in problem files.")] = "common",
     impute: Annotated[Literal["mean", "median", "regression"], typer.Option(help="As in problem files.")] = "mean",
     days: Days = 30,
@@ -133,7 +134,7 @@ def status(
     ask: Annotated[bool, typer.Option("--ask", help="Ask the sites now for rows, version and clock.")] = False,
     json: Json = False,
 ) -> None:
-    """Show who is there: connected, rows as declared, clock, version, last seen."""
+    """Show the sites: whether they are connected, rows as declared, clock, version, last seen."""
     from coterie.engines.follow import stderr_logger
     from coterie.problems.sites.folder import Study
     from coterie.study import coordinator
@@ -215,6 +216,7 @@ def collaborate(
         lines = deliver_trial(configuration.load(folder / "config.toml"), folder)
         if not json:
             print_rows(lines, json)
+            print(f"Each site's model and row are in {folder / 'sites'}, your own in {folder / 'own'}.")
         return
     from coterie.cli.running import show
 
@@ -223,6 +225,7 @@ def collaborate(
     show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
     if not json:
         print_rows([as_line(folder / "own")], json)
+        print(f"Your own model and row are in {folder / 'own'}; the sites have theirs by: coterie site receive.")
 
 
 @study.command(epilog="Example: coterie study kept hospitals north")
@@ -246,7 +249,7 @@ def kept(
 def check(
     data: Annotated[Path, typer.Argument(help="Your file.")], invitation: InvitationFile, policy: Settings = None
 ) -> None:
-    """Compare your file with the study, and say what will leave this site and what never does. Nothing is sent."""
+    """Compare your file with the study, and report what will leave this site and what never does. Nothing is sent."""
     from coterie.study import site as partner
     from coterie.study.home import read_settings
     from coterie.study.invitation import Invitation
@@ -261,6 +264,7 @@ def check(
     faults = [f"{fault.what}\n    {fault.remedy}" for fault in checked.found.faults]
     _print("Faults, which only you are told", [*faults, *([checked.refusal] if checked.refusal else [])])
     found.check_date()
+    found.check_version()
     if not checked.fits:
         raise typer.Exit(1)
     print(f"\n{data.name}: {checked.found.rows} rows fit the study.")
@@ -275,7 +279,7 @@ def join(
     home: Home_ = None,
     service: Annotated[bool, typer.Option("--service", help="Write a systemd unit and a Dockerfile, and end.")] = False,
 ) -> None:
-    """Take part in a study until it is stopped. This machine dials the coordinator; no port is opened here."""
+    """Participate in a study until it is stopped. This machine dials the coordinator; no port is opened here."""
     from coterie.study import site as partner
     from coterie.study.home import Home
     from coterie.study.invitation import Invitation
@@ -293,7 +297,7 @@ def join(
         print(f"Install it with: systemctl --user enable --now {paths[0]}; and: loginctl enable-linger")
         return
     about = found.invitation
-    print(f"{about.site} takes part in {about.study}, at {about.address}; its folder is {found.folder}.", flush=True)
+    print(f"{about.site} participates in {about.study}, at {about.address}; its folder is {found.folder}.", flush=True)
     partner.run(found)
 
 

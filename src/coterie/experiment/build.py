@@ -245,7 +245,7 @@ def federate_remotely(
     )
     engine.connect()
     if problem.spent is not None:  # learning how to scale rows has moved something too
-        engine.book.ledger = Ledger(problem.spent.by_cause, engine.book.ledger.wire)
+        engine.book.ledger = Ledger(problem.spent.by_cause, engine.book.ledger.wire, problem.spent.seen.copy())
     one_by_one = {"mode": "sequential" if table.mode == "auto" else table.mode, "chunk": 1}
     return _federation(engine, table, book=engine.book), getattr(transport, "chosen", None) or one_by_one
 
@@ -282,7 +282,7 @@ def federate(problem: Problem, table: FederationTable) -> tuple[Federation, dict
         reason = f"clients are computed one after the other (mode = sequential): {alone}"
         fed.book.events.append({"round": 0, "event": "warning", "reason": clean(reason)})
     if problem.spent is not None:  # learning how to scale its rows has moved something too
-        fed.book.ledger = Ledger(problem.spent.by_cause)
+        fed.book.ledger = Ledger(problem.spent.by_cause, seen=problem.spent.seen.copy())
     return fed, {"mode": mode, "chunk": chunk}
 
 

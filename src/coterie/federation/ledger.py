@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from coterie.federation.account import Account
 from coterie.federation.naming import current
 from coterie.federation.tree import Size
 
@@ -34,12 +35,19 @@ class Wire(NamedTuple):
 class Ledger:
     """Traffic by cause. A cause is the name of the work that was asked for.
 
-    `wire` is beside the account: what a network engine carried for it, with all that is around the values.
+    `wire` is beside it: what a network engine carried for it, with all that is around the values. So is `seen`: who
+    saw what of whom (`account.py`).
     """
 
-    def __init__(self, entries: Mapping[str, Entry] | None = None, wire: Wire = Wire()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        entries: Mapping[str, Entry] | None = None,
+        wire: Wire = Wire(),  # noqa: B008
+        seen: Account | None = None,
+    ) -> None:
         self._entries: dict[str, Entry] = dict(entries or {})
         self.wire = wire
+        self.seen = Account() if seen is None else seen
 
     def carried(self, *, exchanges: int, up: int, down: int) -> None:
         """Add what a network carried."""
@@ -74,10 +82,12 @@ class Ledger:
     def as_dict(self) -> dict[str, Any]:
         """Plain data for ledger.json and checkpoints."""
         wire = {"wire": self.wire._asdict()} if self.wire.exchanges else {}
+        seen = self.seen.as_dict()
         return {
             "total": self.total._asdict(),
             "by_cause": {cause: entry._asdict() for cause, entry in sorted(self._entries.items())},
             **wire,
+            **({"seen": seen} if seen else {}),
         }
 
     @staticmethod
@@ -87,4 +97,4 @@ class Ledger:
         for cause, entry in data["by_cause"].items():
             name = current(cause)
             entries[name] = entries.get(name, Entry()).plus(Entry(**entry))
-        return Ledger(entries, Wire(**data.get("wire", {})))
+        return Ledger(entries, Wire(**data.get("wire", {})), Account.from_dict(data.get("seen", {})))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import NoClients, UsageError, clean
+from coterie.federation.account import kind
 from coterie.federation.api import Book, Call, Engine, Failure, Replies, TargetAt, orderly, together
 from coterie.federation.events import known
 from coterie.federation.ledger import Ledger
@@ -253,6 +254,8 @@ class Federation:
             result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw))
         if self.target != "server":
             self.ledger.record(cause, rounds=1, up=size(result), down=size(shared), points=points.rows)
+            self.ledger.seen.add("server", cause, size(result).floats, what="of the target")
+            self.ledger.seen.add("target", cause, size(shared).floats, what="broadcasts")
         elif points.rows:
             self.ledger.record(cause, points=points.rows)
         return result
@@ -276,6 +279,7 @@ class Federation:
         if not len(self.ids):
             raise NoClients(f"no client is active for {cause}")
         self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
+        self.ledger.seen.add("clients", cause, size(_common(shared)).floats, what="broadcasts")
         call = Call(work, shared, memory, Static(**static), draw, self.round)
         passed, copies = self._passed(call, cause), whole and self.screening.copies
         # replies that are compared are needed at once; else they may come chunk after chunk
@@ -289,7 +293,10 @@ class Federation:
             self._note(cause, replies.failures)
             if not len(replies.ids):
                 continue
-            self.ledger.record(cause, up=size(replies.values) if replies.sent is None else replies.sent)
+            sent = size(replies.values) if replies.sent is None else replies.sent
+            self.ledger.record(cause, up=sent)
+            numbers = sent.floats // len(replies.ids)
+            self.ledger.seen.add("server", cause, numbers, what=kind(cause, replies.values))
             limited = self.screening.norm is not None
             fine, reasons = self.screening.reasons(
                 call.updates(replies.ids, replies.values) if limited else replies.values
@@ -325,3 +332,8 @@ def _downlink(shared: Tree, clients: int) -> Size:
     """The size of a broadcast to so many clients: shared values whole, one row per client of `Each` values."""
     sent = [leaf.rows[0] if isinstance(leaf, Each) else leaf for leaf in tree_flatten(shared)[0]]
     return size(sent).times(clients)
+
+
+def _common(shared: Tree) -> list[Any]:
+    """What all clients are sent alike."""
+    return [leaf for leaf in tree_flatten(shared)[0] if not isinstance(leaf, Each)]

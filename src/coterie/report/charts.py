@@ -17,9 +17,9 @@ from coterie.report.terminal import ranges
 
 ALONE = {"local-train": "training alone"}
 AVERAGING = {"fedavg": "plain averaging", "local-svrg": "plain averaging", "sgd-full": "plain averaging"}
-AXES = {"round": "rounds", "exchanges": "exchanges", "bytes": "bytes", "seconds": "seconds"}
+AXES = {"round": "rounds", "exchanges": "exchanges", "bytes": "bytes", "points": "points", "seconds": "seconds"}
 """What measures are drawn against, and how the buttons and files are called."""
-AGAINST = {"round": "rounds", "exchanges": "rounds of communication", "bytes": "bytes moved", "seconds": "seconds"}
+AGAINST = AXES | {"exchanges": "rounds of communication", "bytes": "bytes moved", "points": "rows touched"}
 MOST_BARS = 20
 NAMED = 5  # clients that get a colour of their own where friends are not known
 HEAVY = 0.9  # of the weight: whoever carries it is named
@@ -141,12 +141,12 @@ def curve(group: Group, measure: str, x: str, most: int = MOST_POINTS) -> Line |
 
 
 def _spent(run: Run, line: dict[str, Any], x: str) -> float:
-    """What a run had cost at a recorded round: exchanges, bytes or seconds."""
+    """What a run had cost at a recorded round: exchanges, bytes, points or seconds."""
     if x == "seconds":
         seconds = line.get("seconds")
         return float(seconds) if isinstance(seconds, int | float) else 0.0
     traffic = run.traffic(line)
-    return float(moved(traffic) if x == "bytes" else traffic["rounds"])
+    return float(moved(traffic) if x == "bytes" else traffic["points" if x == "points" else "rounds"])
 
 
 def _level(drawn: list[Line]) -> list[Line]:

@@ -214,7 +214,17 @@ def _runs_table(found: Sequence[Group]) -> str:
 
 
 def _cost_sections(run: Run, charts: list[Chart], name: str) -> str:
-    return _traffic_section(run, charts, name) + _events_section(run) + _again_section(run)
+    return _traffic_section(run, charts, name) + _seen_section(run) + _events_section(run) + _again_section(run)
+
+
+def _seen_section(run: Run) -> str:
+    """Who saw what of the clients, in one phase."""
+    if not run.seen:
+        return ""
+    note = "The server also knows each client's number of rows, who took part, and what it made of all this: the model."
+    head = ("who", "saw", "by", "numbers at a time", "of clients at once")
+    rows = [(who, what, cause, numbers, clients) for who, what, cause, numbers, clients in run.seen]
+    return f"<section><h2>Who saw what</h2><p>{esc(note)}</p>{table(head, rows, numbers=3)}</section>"
 
 
 def _traffic_section(run: Run, charts: list[Chart], name: str) -> str:

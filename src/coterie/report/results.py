@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MOST_POINTS = 500
 MOST_NUMBERS = 60_000  # of weights over the rounds: with more clients, fewer rounds are kept
-TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down")
+TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down", "points")
 ADVICE, PROGRESS = "advice.json", "advice.log"  # what `coterie advise` found, and how far it has come
 SEVERAL = {"compare.json": "runs", "tune.json": "trials"}  # folders of folders
 
@@ -47,6 +47,7 @@ class Run:
     notes: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
     names: tuple[str, ...] = ()
+    seen: tuple[tuple[str, str, str, int, int], ...] = ()  # viewer, what, cause, numbers, clients
 
     def client(self, number: int) -> str:
         """A client by its name, where it has one."""
@@ -151,6 +152,7 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
     weights = _checked(folder / "weights.csv", lambda: _weights(folder / "weights.csv"))
     events = _lines(folder / "events.jsonl", _object)[0] if (folder / "events.jsonl").is_file() else []
     causes: dict[str, dict[str, int]] = _parsed(folder / "ledger.json", _causes, {})
+    seen: tuple[tuple[str, str, str, int, int], ...] = _parsed(folder / "ledger.json", _seen, ())
     baselines: dict[str, Run] = {}
     for file in sorted((folder / "baselines").glob("*/config.toml")) if with_baselines else []:
         try:
@@ -159,7 +161,7 @@ def read(folder: Path, *, with_baselines: bool = True) -> Run:
             notes.append(f"a baseline is left out: {error}")
     measures, names = _measures(folder, summary, metrics), _names(folder, summary)
     files = config, toml, metrics, weights, causes, events, summary
-    return Run(folder, *files, baselines, tuple(notes), measures, names)
+    return Run(folder, *files, baselines, tuple(notes), measures, names, seen)
 
 
 def _names(folder: Path, summary: dict[str, Any] | None) -> tuple[str, ...]:
@@ -270,12 +272,30 @@ def _summary(text: str) -> dict[str, Any]:
 
 def _causes(text: str) -> dict[str, dict[str, int]]:
     found = _object(text)["by_cause"]
-    causes = {str(cause): {key: int(entry[key]) for key in TRAFFIC} for cause, entry in found.items()}
+    causes = {str(cause): {key: int(entry.get(key, 0)) for key in TRAFFIC} for cause, entry in found.items()}
     if not any(cause.startswith("coterie.") for cause in causes):
         return causes
     from coterie.federation.naming import current  # only for ledgers of former versions: it loads torch
 
     return {current(cause): entry for cause, entry in causes.items()}
+
+
+def _seen(text: str) -> tuple[tuple[str, str, str, int, int], ...]:
+    """Who saw what, where the ledger says so."""
+    return account_rows(_object(text).get("seen", {}))
+
+
+def account_rows(found: dict[str, Any]) -> tuple[tuple[str, str, str, int, int], ...]:
+    """The account of a ledger as rows: viewer, what, cause, numbers at a time, of how few clients.
+
+    Args:
+        found: what ledger.json has under "seen".
+    """
+    return tuple(
+        (str(viewer), str(entry["what"]), str(entry["cause"]), int(entry["numbers"]), int(entry["clients"]))
+        for viewer, entries in found.items()
+        for entry in entries
+    )
 
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], bool]:

@@ -149,7 +149,11 @@ def size(value: float) -> str:
     return f"{value / unit:.3g} {suffix}"
 
 
-ACROSS = {"bytes": "bytes moved", "exchanges": "rounds of communication"}  # axes whose name says too little
+ACROSS = {
+    "bytes": "bytes moved",
+    "exchanges": "rounds of communication",
+    "points": "rows touched",
+}  # axes whose name says too little
 
 FORMATS: dict[str, Callable[[float], str]] = {"number": number, "percent": percent, "bytes": size}
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coterie.reproduce.study import Column, Row, Settings, Study, Table, flat
+from coterie.reproduce.study import Budget, Column, Row, Settings, Study, Table, flat
 
 WALK = {"method.step": 0.1}
 SIZES = {  # rows to train on for collaborate, and for the others; local steps and batch; rounds
@@ -89,6 +89,43 @@ def _attacked(friends: int, attacks: tuple[str, ...], rounds: int, seeds: tuple[
     )
 
 
+MEAN_ATTACKS: dict[str, dict[str, Any]] = {  # strengths of MeritFed's authors
+    "none": {},
+    "silent": {"problem.attack": "silent"},
+    "ipm, ε = .1": {"problem.attack": "ipm", "problem.strength": 0.1},
+    "noise, σ = 10": {"problem.attack": "noise", "problem.strength": 10.0},
+    "alie, z = 100": {"problem.attack": "alie", "problem.strength": 100.0},
+    "sign-flip": {"problem.attack": "sign-flip"},
+}
+MEAN_DEFENDERS: dict[str, dict[str, Any]] = {
+    "meritfed": {"method.mirror_step": "power(12.0, 0.5)"},
+    "sgd-full": {},
+    "sgd-ideal": {},
+    "krum": {"method.local_steps": 1, "method.attackers": 50},
+    "coordinate-median": {"method.local_steps": 1},
+    "trimmed-mean": {"method.local_steps": 1, "method.attackers": 50},
+    "geometric-median": {"method.local_steps": 1},
+}
+
+
+def _attacked_means(rounds: int, seeds: tuple[int, ...]) -> Table:
+    return Table(
+        "Mean estimation, 150 clients: 5 friends, 95 near ones (μ = .001), and 50 who attack, means of the authors' "
+        "code, γ = .25, batches of 100, without clipping, screening of copies and guard; ‖x‖² at the end.",
+        tuple(Row(name, own) for name, own in MEAN_ATTACKS.items()),
+        tuple(Column(m, {"run.method": m, **own}, "final:objective", ".1e", 10.0) for m, own in MEAN_DEFENDERS.items()),
+        flat(
+            run={"problem": "mean-estimation", "record": rounds, "checkpoint": rounds},
+            problem={"shift": 0.001, "geometry": "authors", "far": 50, "distance": 0.0, "attackers": 50},
+            federation={"mode": "vmap", "clip": "none", "screen_copies": False, "guard": False},
+            method={"step": 0.25, "batch": 100},
+        ),
+        seeds,
+        corner="attack",
+        budget=Budget("rounds", rounds),
+    )
+
+
 def _byzantine(friends: int) -> dict[str, Table]:
     few = _attacked(friends, ("none", "sign-flip", "ipm"), 60, (0,))
     return {"small": few, "paper": _attacked(friends, ATTACKS, 200, (0, 1, 2))}
@@ -116,5 +153,11 @@ STUDIES = (
         "../byzantine",
         "the same where everybody is a friend, which is fair to robust means",
         _byzantine(15),
+    ),
+    Study(
+        "byzantine-means",
+        "../byzantine",
+        "50 of 150 clients attack the estimate of a mean, as in the experiments of MeritFed's authors",
+        {"small": _attacked_means(200, (0,)), "paper": _attacked_means(1000, (0, 1, 2, 3, 4))},
     ),
 )

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from coterie.problems.sites.agreement import Agreement
 from coterie.problems.sites.folder import FILE, Study
 from coterie.problems.sites.terms import Terms
 from coterie.storage import write_json
-from coterie.study.invitation import VALID_DAYS, Invitation, check_name, expiry
+from coterie.study.invitation import VALID_DAYS, Invitation, check_name, dates_of, expiry
 from coterie.study.jobs import for_sites
 from coterie.study.kept import INVITATIONS, MEMBERS, forget_invitations, keys_of, note_invitation, note_run
 from coterie.study.supervise import dockerfile, supervise, unit
@@ -173,10 +174,20 @@ def _invitation(study: Study, partner: str, days: float) -> Path:
 def serve(study: Study) -> None:
     """Run the coordinator's server until it is stopped."""
     module = network(study.engine)
+    _check_certificates(study.folder / module.FOLDER)
     module.prepare_server(study)
     log = study.folder / "server.log"
     environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **module.server_environment(study)}
     supervise(module.server_command(study), environment, study.folder.resolve(), log.resolve())
+
+
+def _check_certificates(folder: Path) -> None:
+    """Refuse a server's certificates that have expired; of several with the same name, the newest counts."""
+    for name in ("server.crt", "rootCA.pem"):
+        found = sorted(folder.rglob(name), key=lambda path: path.stat().st_mtime)
+        if found and dates_of(found[-1])[1] < datetime.now(UTC):
+            ended = dates_of(found[-1])[1]
+            raise RunError(f"the certificate {name} expired on {ended:%Y-%m-%d}; make a new study: coterie study new.")
 
 
 def listens(study: Study, seconds: float = 2.0) -> bool:

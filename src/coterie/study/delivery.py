@@ -140,7 +140,6 @@ def as_line(folder: Path) -> dict[str, Any]:
         "helped by": ", ".join(f"{name} {weight:.2f}" for weight, name in others[:3] if weight >= 0.005) or "nobody",
         **{f"test {key}": round(value, 4) for key, value in row.get("test", {}).items()},
         "test rows": row.get("test_rows"),
-        "model": str(folder),
     }
 
 

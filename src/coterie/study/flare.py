@@ -31,6 +31,7 @@ from coterie.study.jobs import perform
 FOLDER = "flare"
 ADMIN = "coordinator@study.coterie"
 LOGIN = 60.0
+SILENT = 60.0  # seconds
 NOBODY = "none"
 SITE_RULES = {
     "format_version": "1.0",
@@ -64,8 +65,7 @@ def provision(study: Study) -> None:
     project = _project(study)
     with _quiet():
         Provisioner(str(root), prepare_builders(project)).provision(prepare_project(project))
-    server = kits(study) / study.host
-    (server / "local" / "resources.json").write_text(json.dumps(_resources(server, SERVER_CLASSES)), encoding="utf-8")
+    prepare_server(study)
 
 
 def _project(study: Study) -> dict[str, Any]:
@@ -138,7 +138,15 @@ def _command(module: str, folder: Path, config: str, *settings: str) -> list[str
 
 
 def prepare_server(study: Study) -> None:
-    """Nothing: FLARE's server finds all in its kit."""
+    """Keep jobs in the study's own folder, and take a site that has been silent for a minute for gone.
+
+    FLARE's own place is one folder for all servers of a machine: another study's server would take this study's jobs.
+    """
+    server = kits(study) / study.host
+    found = _resources(server, SERVER_CLASSES)
+    found["servers"][0]["heart_beat_timeout"] = SILENT
+    text = json.dumps(found).replace("/tmp/nvflare/", f"{json.dumps(str((study.folder / FOLDER).resolve()))[1:-1]}/")
+    (server / "local" / "resources.json").write_text(text, encoding="utf-8")
 
 
 def server_environment(study: Study) -> dict[str, str]:

@@ -152,9 +152,18 @@ class Home:
             )
         invitation.write(before)
         settings = {"data": str(data.resolve()), "policy": str(policy.resolve()) if policy else None}
+        settings["state"] = _state_of(data)
         write_atomically(self.folder / SETTINGS, json.dumps(settings).encode())
         if not (self.folder / INSTANCE).is_file():
             write_atomically(self.folder / INSTANCE, str(secrets.randbits(62)).encode())
+
+    def changed(self) -> str | None:
+        """That the file has changed since this site joined; None where it has not."""
+        found = self.settings()
+        now = _state_of(Path(found["data"]))
+        if now is None or found.get("state") in (None, now):
+            return None
+        return "the file has changed since this site joined; the next handshake uses it as it is now"
 
     def note(self, record: Record) -> None:
         """Add an order to the journal."""
@@ -168,6 +177,14 @@ class Home:
         if path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 yield json.loads(line)
+
+
+def _state_of(path: Path) -> str | None:
+    """Size and time of a file; None where it does not exist."""
+    if not path.exists():
+        return None
+    about = path.stat()
+    return f"{about.st_size} bytes, {about.st_mtime_ns}"
 
 
 def sites_folder() -> Path:

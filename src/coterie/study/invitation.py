@@ -110,6 +110,45 @@ class Invitation:
                 f"coordinator for another one: coterie study invite {self.study} --partners {self.site}."
             )
 
+    def check_version(self) -> None:
+        """Refuse an invitation of another version of coterie."""
+        if self.version != __version__:
+            raise UsageError(
+                f"the invitation was made by coterie {self.version[:40]}, and this site has {__version__}; install "
+                f"the same one: pip install 'coterie[{self.engine}]=={self.version[:40]}'. If the coordinator has "
+                f"{__version__} by now, ask for another invitation."
+            )
+
+
+def dates_of(path: Path) -> tuple[datetime, datetime]:
+    """From when to when a certificate (PEM) is valid."""
+    from cryptography import x509  # both engines of studies have it
+
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    return found.not_valid_before_utc, found.not_valid_after_utc
+
+
+def certificates_of(kit: Path) -> list[Path]:
+    """The certificates in a site's kit: its own, where it has one, and that of the study's authority."""
+    names = ("startup/client.crt", "client.crt", "startup/rootCA.pem", "rootCA.pem")
+    return [kit / name for name in names if (kit / name).is_file()]
+
+
+def check_certificates(kit: Path) -> None:
+    """Refuse a site's kit whose certificates are not valid now."""
+    now = datetime.now(UTC)
+    for path in certificates_of(kit):
+        begin, end = dates_of(path)
+        if now > end:
+            raise UsageError(
+                f"the certificate {path.name} expired on {end:%Y-%m-%d}; ask the coordinator for another invitation."
+            )
+        if now < begin:
+            raise UsageError(
+                f"the certificate {path.name} is not valid before {begin:%Y-%m-%d %H:%M} UTC; set the clock of this "
+                "machine by NTP."
+            )
+
 
 def expiry(days: float = VALID_DAYS) -> datetime:
     """So many days from now."""

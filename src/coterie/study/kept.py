@@ -97,7 +97,18 @@ def kept(study: Study, site: str) -> list[dict[str, str]]:
     log = study.folder / "server.log"
     if log.is_file() and site.encode() in log.read_bytes():
         found[str(log)] = "when it connected"
+    if site in _participated(study):
+        for path in sorted(study.folder.glob(f"flare/study/prod_*/{study.host}")):
+            found[str(path)] = "logs and jobs of FLARE's server: its name, when it connected, what was agreed"
+        for path in study.folder.glob("superlink/state.db"):
+            found[str(path)] = "the SuperLink's state: its key, messages to and from it"
     return [{"file": file, "holds": holds} for file, holds in found.items()]
+
+
+def _participated(study: Study) -> set[str]:
+    """The sites that have ever answered a handshake of a study."""
+    agreements = [_read(path, {"sites": []}) for path in (study.folder / AGREEMENTS).glob("*.json")]
+    return {entry["name"] for data in agreements for entry in data["sites"]}
 
 
 def _of_run(folder: Path, run: dict[str, Any], site: str) -> dict[str, str]:

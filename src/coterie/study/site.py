@@ -12,7 +12,7 @@ from coterie.storage import sole_user
 from coterie.study.coordinator import network
 from coterie.study.delivery import MODEL, PREPROCESS, ROW
 from coterie.study.home import JOURNAL, KIT, RECEIVED, Home, SitePolicy, read_settings
-from coterie.study.invitation import Invitation
+from coterie.study.invitation import Invitation, check_certificates
 from coterie.study.supervise import dockerfile, supervise, unit
 
 
@@ -85,9 +85,10 @@ def _named(names: tuple[str, ...], most: int = 12) -> str:
 def prepare(invitation: Invitation, data: Path, settings: Path | None, folder: Path | None) -> Home:
     """Make the site's home, after the file was checked: a file that does not fit is not joined with."""
     invitation.check_date()
+    invitation.check_version()
     checked = check(data, invitation, settings)
     if not checked.fits:
-        lines = [f"  {fault.what}. {fault.remedy}" for fault in checked.found.faults]
+        lines = [f"  {fault.what}\n    {fault.remedy}" for fault in checked.found.faults]
         lines += [f"  {checked.refusal}"] if checked.refusal else []
         raise UsageError("\n".join([f"{data} does not fit the study {invitation.study}; nothing was sent.", *lines]))
     home = Home.of(invitation, folder)
@@ -100,6 +101,7 @@ def prepare(invitation: Invitation, data: Path, settings: Path | None, folder: P
 
 def run(home: Home) -> None:
     """Take part until it is stopped; the site dials the coordinator, and opens no port to the network."""
+    check_certificates(home.folder / KIT)
     invitation = home.invitation
     module = network(invitation.engine)
     environment = {
@@ -120,7 +122,8 @@ def service(home: Home) -> list[Path]:
     command = ["site", "join", "--home", str(home.folder.resolve())]
     text = unit(f"site {invitation.site} of study {invitation.study} of coterie", command)
     files = {home.folder / f"coterie-{invitation.study}-{invitation.site}.service": text}
-    used = [Path(value).parent for value in home.settings().values() if value]
+    settings = home.settings()
+    used = [Path(settings[key]).parent for key in ("data", "policy") if settings.get(key)]
     folders = [(home.folder.resolve(), True), *((path, False) for path in dict.fromkeys(used))]
     files[home.folder / "Dockerfile"] = dockerfile(invitation.engine, command, folders=folders)
     for path, content in files.items():

@@ -89,10 +89,10 @@ def renew(study: Study, site: str) -> None:
     folder = study.folder / FOLDER
     for name in (site, f"{site}.pub"):
         (folder / "sites" / name).unlink(missing_ok=True)
-    if (folder / NODES).is_file():
-        nodes = json.loads((folder / NODES).read_text(encoding="utf-8"))
-        nodes.pop(site, None)
-        (folder / NODES).write_text(json.dumps(nodes), encoding="utf-8")
+    if (folder / ABOUT).is_file():
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about["nodes"].pop(site, None)
+        write_private(folder, {ABOUT: json.dumps(about).encode()})
 
 
 def _node_keys(site: str) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble, build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
+from coterie.experiment.rehearsal import announced
 from coterie.experiment.run import Watch
 from coterie.numerics import Draw
 from coterie.plugins import label
@@ -42,10 +43,12 @@ def launch(
     """
     if not resume:
         check(folder, force=force)
-    problem, _ = build_problem_and_method(config)
+    problem, method = build_problem_and_method(config)
     log = stderr_logger(options)
     superlink, simulated = options.get("superlink"), config.engine.simulation
     _check_simulation(superlink, simulated)
+    for line in announced(config, problem, method):
+        log(line)
     if left := notice():
         log(left)
     log(SIMULATED if simulated else cost_text(config, problem.clients))
@@ -102,8 +105,9 @@ def exchanges_of(config: Config) -> int:
     """Exchanges per round, counted on one round in this process."""
     parts = assemble(config.with_run(engine="local", baselines=[]))
     draw = Draw.of(config.run.seed, device=parts.fed.sizes.device).round(0)
+    before = parts.fed.ledger.total.rounds  # what preparing the rows took
     parts.method.round(parts.fed.begin(1, draw), parts.method.init(parts.problem, parts.fed.n), draw)
-    return parts.fed.ledger.total.rounds
+    return parts.fed.ledger.total.rounds - before
 
 
 def seconds_of(clients: int, cores: int | None = None) -> float:

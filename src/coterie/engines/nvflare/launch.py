@@ -21,6 +21,7 @@ from coterie.errors import RunError
 from coterie.experiment.build import build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
+from coterie.experiment.rehearsal import announced
 from coterie.experiment.run import Watch
 
 MEMORY = "clients"
@@ -35,9 +36,11 @@ def launch(
     """Run or resume a configuration on FLARE; the summary."""
     if not resume:
         check(folder, force=force)
-    problem, _ = build_problem_and_method(config)
+    problem, method = build_problem_and_method(config)
     sites = [f"site-{k + 1}" for k in range(problem.clients)]
     log = stderr_logger(options)
+    for line in announced(config, problem, method):
+        log(line)
     if left := notice():
         log(left)
     with interruptible(), Lifetime("nvflare") as life:

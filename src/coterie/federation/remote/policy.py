@@ -28,7 +28,7 @@ BATCHES = frozenset({"batch", "decode_batch", "mirror_batch"})
 STEPS = frozenset(
     {
         *("steps", "personal_steps", "inner_steps", "decode_steps", "encode_steps", "solve_steps", "distil_steps"),
-        "terms",
+        *("terms", "stage_epochs"),
     }
 )
 """Settings that say how often something is repeated. They must not change the form of a result."""

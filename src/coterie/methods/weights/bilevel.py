@@ -175,6 +175,7 @@ def bilevel(
         return BilevelState(found.theta, w, gradient, torch.maximum(s.G, found.distance), mapping, s.steps + 1, kept)
 
     def view(s: BilevelState) -> View:
-        return View(*(s.kept or (s.theta, s.w)), more=record(s.gradient, s.G, s.mapping))
+        theta, w = s.kept or (s.theta, s.w)
+        return View(theta, w, more=record(s.gradient, s.G, s.mapping))
 
     return Method("bilevel", init, round, view, needs=CURVATURE_AND_TARGET)

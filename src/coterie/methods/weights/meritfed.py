@@ -76,8 +76,7 @@ def meritfed(
         mirror_step: α, step size of the mirror descent; raise it if the weights hardly move
         mirror_steps: mirror steps per round; 0 keeps the weights
         mirror_batch: rows of the target per mirror step, with mirror="smd" or data="fresh"
-        average: use the mean of a round's mirror iterates instead of the last one; "continue" also starts each mirror
-            step from the mean so far, as the authors do
+        average: take the mean of the mirror iterates; "continue" starts each mirror step from the mean so far
         cut: after this many rounds the mirror step is divided by 10; never if not set
         rank: leading directions of the gradients that the second-order model uses, with solver="quadratic"; all if not
             set

@@ -132,10 +132,9 @@ def mirror_descent(
     With average = "continue", each step starts from the mean of the points so far instead of the last one.
     """
     mean, absent, logs = torch.zeros_like(w), w == 0.0, w.log()
-    some_absent = bool(absent.any())
     for i in range(steps):  # `entropic_step` without leaving the logarithms
         g = tied(slope(w, i), w, tie)
-        least = torch.where(absent, torch.inf, g).amin() if some_absent else g.amin()
+        least = torch.where(absent, torch.inf, g).amin()
         logs = torch.sub(logs, g - least, alpha=step)
         w = torch.softmax(logs, 0)
         if average == "continue":

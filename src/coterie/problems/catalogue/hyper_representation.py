@@ -3,13 +3,16 @@ trained on train rows (FedNest, section 4.1). 2-layer perceptron; with MNIST and
 d_y = 2,010. The head's ridge makes the inner problem strongly convex.
 """
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, deal, dense, draws, measured, source
+from coterie.problems.data.dealt import Data, Partition, Split, chosen_by, deal, dense, draws, measured, source
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
 from coterie.problems.tasks.variables import Bound
@@ -52,6 +55,7 @@ def hyper_representation(
     hidden: Count = 200,
     ridge: NonNegative = 0.01,
     test: Count = 400,
+    selection: Annotated[int, Field(ge=0)] = 0,
 ) -> NestedProblem:
     """The backbone is the outer variable, the head the inner one; half of a client's rows train, half validate.
 
@@ -70,8 +74,9 @@ def hyper_representation(
     net = dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)
     backbone, head = net[:-1], net[-1]
     valid = [torch.cat(column) for column in zip(*dealt.valid, strict=True)]
+    chooses, tested = chosen_by(dealt.test, selection, draw)
     (x_test, y_test), (x_valid, y_valid) = (
-        (x.to(context.device, context.dtype), y.to(context.device)) for x, y in (dealt.test, valid)
+        (x.to(context.device, context.dtype), y.to(context.device)) for x, y in (tested, valid)
     )
 
     def measures(view: View) -> dict[str, float]:
@@ -80,6 +85,7 @@ def hyper_representation(
             outputs, seen = (y(problem.task.x(view.model)(inputs)) for inputs in (x_test, x_valid))
             return {
                 **measured(outputs, y_test),
+                **chooses(lambda inputs: y(problem.task.x(view.model)(inputs)), context),
                 "validation_loss": float(F.cross_entropy(seen, y_valid)),
                 "validation_accuracy": float((seen.argmax(1) == y_valid).cpu().double().mean()),
             }

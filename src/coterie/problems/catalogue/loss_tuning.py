@@ -19,7 +19,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, deal, dense, draws, measured, source
+from coterie.problems.data.dealt import Data, Partition, Split, chosen_by, deal, dense, draws, measured, source
 from coterie.problems.data.examples import Examples as Images
 from coterie.problems.data.partition import long_tail
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
@@ -52,6 +52,7 @@ def loss_tuning(
     hidden: list[Count] = [200, 100],  # noqa: B006
     ridge: NonNegative = 0.001,
     test: Count = 400,
+    selection: Annotated[int, Field(ge=0)] = 0,
 ) -> NestedProblem:
     """A loss tuned for long-tailed classes (outer variable) and a network trained with it (inner variable).
 
@@ -80,12 +81,13 @@ def loss_tuning(
     dealt = deal(tail, held_out, clients, Split(partition, classes, alpha), 0.8, draw)
     counts = torch.bincount(tail.y, minlength=10)
     weights = (counts.sum() / (10 * counts.clamp(min=1))).to(context.device, context.dtype)
-    x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
+    chooses, tested = chosen_by(dealt.test, selection, draw)
+    x_test, y_test = tested.x.to(context.device, context.dtype), tested.y.to(context.device)
 
     def measures(view: View) -> dict[str, float]:
         with torch.no_grad():
-            outputs = problem.task.y(problem.inner_start if view.inner is None else view.inner)(x_test)
-            return measured(outputs, y_test)
+            net = problem.task.y(problem.inner_start if view.inner is None else view.inner)
+            return {**measured(net(x_test), y_test), **chooses(net, context)}
 
     problem = Nested(partial(vs_loss, ridge), partial(balanced_loss, weights)).on(
         dealt.train,

@@ -1,5 +1,6 @@
 """Images dealt to clients, each client's in a train and a validation part: the data of the nested image problems."""
 
+from collections.abc import Callable
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -11,7 +12,7 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.data.examples import Examples as Images
 from coterie.problems.data.load import load
-from coterie.problems.data.partition import partition, split
+from coterie.problems.data.partition import partition, set_apart, split
 
 Data = Literal["digits", "mnist", "fashion-mnist"]
 Partition = Literal["iid", "shards", "dirichlet", "quantity"]
@@ -73,6 +74,26 @@ def measured(outputs: Tensor, labels: Tensor) -> dict[str, float]:
         "balanced_accuracy": float(torch.stack(by_class).mean()),
         "test_loss": float(F.cross_entropy(outputs, labels)),
     }
+
+
+def chosen_by(test: Images, count: int, draw: Draw) -> tuple[Callable[..., dict[str, float]], Images]:
+    """`selection_accuracy` (mean over classes) and `selection_loss` of a network, on test rows set apart; the others.
+
+    Args:
+        test: all test rows.
+        count: how many are set apart for choosing among settings; with 0 nothing is measured.
+        draw: which ones.
+    """
+    rows, tested = set_apart((test.x, test.y), count, draw.phase("selection"))
+    if rows is None:
+        return lambda net, context: {}, test
+
+    def measures(net: Callable[[Tensor], Tensor], context: Context) -> dict[str, float]:
+        x, y = rows[0].to(context.device, context.dtype), rows[1].to(context.device)
+        found = measured(net(x), y)
+        return {"selection_accuracy": found["balanced_accuracy"], "selection_loss": found["test_loss"]}
+
+    return measures, Images(*tested)
 
 
 def draws(context: Context, name: str) -> Draw:

@@ -154,7 +154,10 @@ def together(*ledgers: Ledger) -> Ledger:
     for ledger in ledgers:
         for cause, entry in ledger.by_cause.items():
             entries[cause] = entries.get(cause, Entry()).plus(entry)
-    return Ledger(entries)
+    whole = Ledger(entries)
+    for ledger in ledgers:
+        whole.seen.merge(ledger.seen)
+    return whole
 
 
 def as_note(finding: Finding) -> str:

@@ -6,9 +6,11 @@ holds the model's inputs, made with what was agreed.
 """
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -124,16 +126,33 @@ ABOUT = {
     "study": "it was invited to another study, or under other terms",
     "invitation": "it joined with an invitation that another one has replaced; join with the newest one",
 }
+WHERE = "in [data] of your settings, the file that you name with --policy"
 REMEDIES = {
-    "columns": "Rename or add the columns in a copy of the file; the study's are listed by `coterie site check`.",
-    "numbers": 'Correct the column, or name words that stand for no value in data.missing = ["unknown"].',
-    "label": 'Set data.align_labels = true to use the proposed coding, or write it: {"Yes" = "1", "No" = "0"}.',
-    "values": 'Set data.missing to such values to read them as missing, or data.keep = ["column"] if they are right.',
-    "unit": "Set data.units = {column = factor} to divide by the factor; write 1 where the numbers are right.",
-    "unseen": 'Set data.unseen = "share" to let these words leave with their counts, or "missing" to read them as '
-    "missing.",
+    "columns": "Rename or add the column in a copy of the file.",
+    "numbers": f'Correct the column, or name words that stand for no value: missing = ["unknown"] {WHERE}.',
+    "label": f"Set align_labels = true to use the proposed coding, or write your own, {WHERE}.",
+    "values": f'Read such values as missing: missing = ["99"] with the values, or keep = ["column"] if they are right, '
+    f"{WHERE}.",
+    "unit": f"Set units = {{column = factor}}, which divides by the factor, {WHERE}; write 1 if the numbers are right.",
+    "unseen": f'Set unseen = "share" to let these words leave with their counts, or "missing" to read them as missing, '
+    f"{WHERE}.",
     "words": "Leave the study, or ask the coordinator to leave the column out.",
 }
+
+
+def _remedy(kind: str, what: str, column: str | None, own: list[str], terms: Terms) -> str:
+    """What to do about a fault, with its own column, factor and words where they are known."""
+    if kind == "unit" and column is not None and (size := re.search(r"about ([\d,.]+) times (larger|smaller)", what)):
+        factor = float(size[1].replace(",", ""))
+        shown = f"{factor if size[2] == 'larger' else 1 / factor:g}"
+        return REMEDIES["unit"].replace("column = factor", f'"{column}" = {shown}')
+    if kind == "label" and "Proposed" not in what and own and terms.classes:
+        pairs = zip(own, terms.classes, strict=False)
+        coding = ", ".join(f'"{word}" = "{known}"' for word, known in pairs)
+        return f"Write which class is which, such as align_labels = {{{coding}}}, {WHERE}."
+    if kind == "values" and column is not None:
+        return REMEDIES["values"].replace('"column"', f'"{column}"')
+    return REMEDIES[kind]
 
 
 class Examined(NamedTuple):
@@ -165,48 +184,58 @@ def examine(path: Path, terms: Terms, choices: Choices = Choices()) -> Examined:
     Example:
         >>> examine(Path("theirs.csv"), terms).faults  # doctest: +SKIP
     """
+    if not path.is_file():
+        what = f"{path} is a folder; a study is for tables" if path.is_dir() else f"there is no file {path}"
+        return Examined(None, (Fault("file", what, "Name the file of your rows: CSV, or Parquet."),), ())
     try:
-        columns = reading.columns_of(path) if path.exists() else []
+        columns = reading.columns_of(path)
     except Unreadable as error:
         return Examined(None, (Fault("file", f"{path.name}: {error}", error.remedy),), ())
-    if not path.exists():
-        return Examined(None, (Fault("file", f"there is no file {path}", "Name the file with --data."),), ())
     wanted = (*terms.form.features, terms.label)
     surplus = [name for name in columns if name not in wanted]
     notes = [f"columns that are not part of the study and are not used: {', '.join(surplus)}"] if surplus else []
     if lacking := [name for name in wanted if name not in columns]:
-        return Examined(None, tuple(_lacking(lacking, surplus)), tuple(notes))
+        return Examined(None, tuple(_lacking(lacking, surplus, terms.label)), tuple(notes))
     findings = Findings()
     tables = read_alone(path, terms.form, terms.options(choices.missing, choices.keep), findings)
     if tables is None:
         return Examined(None, tuple(_read_fault(found.what, terms) for found in findings.found), tuple(notes))
     faults = []
     if tables.holders[0].rows < terms.least_rows:
-        what = f"{path.name} has {tables.holders[0].rows} rows; the study asks for {terms.least_rows}"
+        rows = tables.holders[0].rows
+        what = f"{path.name} has {rows} row{'' if rows == 1 else 's'}; the study asks for {terms.least_rows}"
         faults.append(Fault("rows", what, "Give more rows, or ask the coordinator to lower least_rows."))
     both = tables._replace(holders=(*tables.holders, terms.stand_in()))
     consent = Consent({path.name: dict(choices.units)}, choices.align_labels, keep=choices.keep)
-    both, doubts, treated = examined_alone(both, terms.quantiles, consent)
+    try:
+        both, doubts, treated = examined_alone(both, terms.quantiles, consent)
+    except UsageError as error:  # of a coding of its own
+        raise UsageError(str(error).replace("problem.", "data.")) from None
+    own = sorted(tables.holders[0].words[-1]) if terms.classes else []
     for kind, found in doubts.items():
         for one in found:
-            faults.append(Fault(kind, one.what, REMEDIES[kind], _named_in(one.what, terms)))
+            named = _named_in(one.what, terms)
+            remedy = _remedy(kind, one.what, named[0] if named else None, own, terms)
+            faults.append(Fault(kind, one.what, remedy, named))
     notes += [one.what for one in treated]
     tables = both._replace(holders=both.holders[:1])
     faults += _unseen(tables, terms, choices, notes)
     return Examined(tables, tuple(faults), tuple(notes))
 
 
-def _lacking(lacking: list[str], surplus: list[str]) -> list[Fault]:
+def _lacking(lacking: list[str], surplus: list[str], label: str) -> list[Fault]:
     faults = []
     for name in lacking:
-        near = [other for other in surplus if _plain(other) == _plain(name)]
-        hint = f"; {near[0]!r} may be the same" if near else ""
-        faults.append(Fault("columns", f"there is no column {name!r}{hint}", REMEDIES["columns"], (name,)))
+        near = [other for other in surplus if _plain(other) == _plain(name)] or get_close_matches(name, surplus, 1, 0.8)
+        what = f"there is no column {name!r}" + (", the label" if name == label else "")
+        what += f"; {near[0]!r} may be the same" if near else ""
+        faults.append(Fault("columns", what, REMEDIES["columns"], (name,)))
     return faults
 
 
 def _plain(name: str) -> str:
-    return "".join(c for c in name.casefold() if c.isalnum())
+    """The words of a name in one order, without case and signs."""
+    return "".join(sorted(re.findall(r"[^\W_]+", name.casefold())))
 
 
 def _named_in(what: str, terms: Terms) -> tuple[str, ...]:
@@ -374,7 +403,7 @@ def prepared_node(
 
 
 def same_version(other: str) -> str | None:
-    """Why a job of another version of coterie is not taken; None where the versions agree."""
+    """Why a job or an invitation of another version of coterie is not taken; None where the versions agree."""
     if other == __version__:
         return None
     return (
