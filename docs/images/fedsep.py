@@ -1,4 +1,4 @@
-"""Draw fedsep.svg (Figure 2 of the FedSep paper) from what `coterie reproduce fedsep-figure2[-ring] --out DIR` left:
+"""Draw fedsep.svg (Figure 2 of the FedSep paper) from what `coterie reproduce fedsep-figure2 --out DIR` left:
 
 python docs/images/fedsep.py DIR OUT.svg
 

@@ -1,6 +1,7 @@
 """Methods on sub-models: what is trained, merged, moved and chosen; reductions to FedAvg; the problem and bad input."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -349,7 +350,7 @@ def test_feddst_moves_its_masks_and_keeps_their_sizes():
 def test_flash_fixes_densities_in_its_first_round():
     problem = a_problem(capacities=[0.5, 0.125])
     cut, fed = problem.task.anatomy, federation(problem)
-    s = play(flash(**STEPS), problem, 1, fed=fed)
+    s = play(flash(**STEPS, stage_epochs=2), problem, 1, fed=fed)
     tensors = sum(part.is_weight for part in cut.segments)
     assert fed.ledger.total.floats_up == 6 * tensors
     kept = [spread(cut, share, s.sensitivity) for share in (0.5, 0.125)]
@@ -359,7 +360,7 @@ def test_flash_fixes_densities_in_its_first_round():
     assert all(small <= large for large, small in zip(*kept, strict=True))
     largest = densest(cut, ranking(problem.start, "random"), kept[0])
     torch.testing.assert_close(s.x, problem.start * largest)
-    later = play(flash(**STEPS), problem, 3)
+    later = play(flash(**STEPS, stage_epochs=2), problem, 3)
     assert bool((later.x[~largest] == 0).all())
     assert torch.equal(later.sensitivity, s.sensitivity)
 
@@ -429,10 +430,10 @@ def test_rows_of_the_output_layer_are_averaged_over_the_holders_of_a_class():
     assert int((cut.output >= 0).sum()) == sum(p.numel() for p in list(cut.module.parameters())[-2:])
 
 
-@pytest.mark.parametrize("method", [heterofl, fedrolex, federated_dropout, fedsep_submodel])
+@pytest.mark.parametrize("method", [heterofl, fedrolex, partial(fedsep_submodel, choose="saliency")])
 def test_where_everybody_has_all_classes_the_output_rule_changes_nothing(method):
     problem = a_problem(classes=10, rows=20)
-    one, two = (play(method(**STEPS, output=o), problem, 2).x for o in ("clients", "holders"))
+    one, two = (play(method(**STEPS, output=o), problem, 1).x for o in ("clients", "holders"))
     torch.testing.assert_close(one, two)
 
 
@@ -459,11 +460,14 @@ def test_capacities_are_drawn_anew_where_the_problem_is_dynamic():
     problem = a_problem(Context(0, torch.float32), dynamic=True)
     drawn = [levels_of(problem.task, problem.levels, Draw.of(1).round(t)) for t in range(3)]
     assert len({tuple(levels.tolist()) for levels in drawn}) == 3
-    for method in (heterofl, fedrolex, federated_dropout, zerofl, feddst, fedsep_submodel):
+    for method in (heterofl, fedrolex):
         fed = federation(problem)
         play(method(**STEPS), problem, 3, fed=fed)
-        if method in (heterofl, fedrolex, federated_dropout):
-            assert fed.ledger.total.floats_up == sum(sum(sizes(problem, levels)) for levels in drawn)
+        assert fed.ledger.total.floats_up == sum(sum(sizes(problem, levels)) for levels in drawn)
+    chosen = play(fedsep_submodel(**STEPS, choose="saliency", refresh=9), problem, 3)
+    counted = [sum(problem.task.anatomy.counts(problem.task.shares[level])) for level in drawn[-1].tolist()]
+    small = drawn[-1] > 0  # the largest do not decode
+    assert chosen.masks.sum(1)[small].tolist() == torch.tensor(counted)[small].tolist()
 
 
 def test_kernels_are_rounded_up_where_asked():
@@ -602,3 +606,17 @@ def test_sub_models_learn_what_the_smallest_cannot():
         sets |= {"problem.clients": 10, "problem.classes": 5, "method.step": 0.1, "federation.mode": "vmap"}
         found[method] = run_rounds(assemble(load(sets=sets)), None).summary["final"]["test_accuracy"]
     assert found["heterofl"] > found["homogeneous"] + 0.2
+
+
+@pytest.mark.slow
+def test_a_decode_that_optimises_what_it_cuts_learns_more():
+    """Digits, five classes per client, 20 rounds of 20 clients: the search as printed, mended, and by one gradient."""
+    found = {}
+    printed = {"choose": "relaxed", "budget": "flops", "decode_step": 0.01, "decode_steps": 10}
+    for name, more in {"printed": printed, "mended": {}, "one gradient": {"choose": "saliency"}}.items():
+        sets = {"run.method": "fedsep-submodel", "run.problem": "submodels", "run.rounds": 20, "run.record": 20}
+        sets |= {"run.threads": 1, "problem.classes": 5, "method.step": 0.1, "federation.mode": "sequential"}
+        sets |= {f"method.{key}": value for key, value in more.items()}
+        found[name] = run_rounds(assemble(load(sets=sets)), None).summary["final"]["test_accuracy"]
+    assert found["mended"] > found["printed"] + 0.08
+    assert found["one gradient"] > found["printed"] + 0.15

@@ -73,7 +73,7 @@ def _sketches(
     )
 
 
-def _untuned(partition: str) -> dict[str, Table]:
+def _untuned(partition: str) -> Table:
     """MNIST with one seed and default server steps (0.3 for the count sketch), one row per p."""
     common = {"run.problem": "sketch", "run.rounds": 60, "run.record": 12, "run.checkpoint": 20}
     common |= {"problem.data": "mnist", "problem.partition": partition, "federation.mode": "sequential"}
@@ -81,7 +81,7 @@ def _untuned(partition: str) -> dict[str, Table]:
         Column(name, {WHICH: name, **({"method.server_step": 0.3} if name == "count-sketch" else {})}, ACCURACY)
         for name in SKETCHES
     ]
-    table = Table(
+    return Table(
         f"mnist, {partition}, 10 clients, 60 rounds; all move the same, but for dense down and uncompressed.",
         tuple(Row(str(size), {SIZE: size}) for size in (100, 500, 1000, 2000, 5000)),
         (*columns, Column("MB moved (equal bytes)", {WHICH: "fedsep"}, "megabytes", ".2f")),
@@ -90,7 +90,6 @@ def _untuned(partition: str) -> dict[str, Table]:
         adjust=_sketch_adjusted,
         name=_sketch_folder,
     )
-    return {"mnist-untuned": table}
 
 
 def _local_steps(data: str, model: str, size: int, rounds: int, mode: str) -> Table:
@@ -118,12 +117,18 @@ def _local_steps(data: str, model: str, size: int, rounds: int, mode: str) -> Ta
 
 
 PRINTED = printed("fedsep-table1")  # CIFAR-10, ResNet-18
-CHEAP = "fedsep-submodel, one gradient"  # not in the paper
+CHEAP, PRINTED_DECODE = "fedsep-submodel, one gradient", "fedsep-submodel, as printed"  # the first: not in the paper
 ROWS = ("fedsep-submodel", CHEAP, *dict.fromkeys(row for row, _ in PRINTED if row != "fedsep-submodel"))
 OPTIONS: dict[str, dict[str, Any]] = {
     "smallest": {"method.size": "smallest"},
     "largest": {"method.size": "largest"},
     "one gradient": {"method.choose": "saliency"},
+    "as printed": {
+        "method.choose": "relaxed",
+        "method.budget": "flops",
+        "method.decode_step": 0.01,
+        "method.decode_steps": 10,
+    },
 }
 
 
@@ -134,7 +139,7 @@ def _submodel_row(name: str, more: Mapping[str, Any]) -> Row:
 
 def _submodel_folder(s: Settings) -> str:
     name = s["run.method"] + (f"-{s['method.size']}" if "method.size" in s else "")
-    name += "-saliency" if s.get("method.choose") == "saliency" else ""
+    name += f"-{s['method.choose']}" if "method.choose" in s else ""
     return f"{s['problem.data']}-{s['problem.classes']}-{s['run.seed']}-{slug(name)}"
 
 
@@ -178,6 +183,27 @@ def _submodels(
     )
 
 
+def _short(rows: tuple[str, ...]) -> Table:
+    """Five classes, few rounds and one step size for all: minutes, where the tables above take hours."""
+    return Table(
+        "Digits, small-cnn-norm of width 16, 20 clients, all active, 10 local steps of 0.1 for all; not tuned. The "
+        "paper: CIFAR-10, ResNet-18, 100 clients.",
+        tuple(_submodel_row(name, {}) for name in rows),
+        (Column("5 classes, %", {"problem.classes": 5}, "final:test_accuracy", ".1f", 100.0),),
+        flat(
+            run={"problem": "submodels", "record": 20},
+            problem={"data": "digits"},
+            method={"step": 0.1},
+            federation={"mode": "sequential"},
+        ),
+        (0, 1, 2),
+        corner="method",
+        printed={key: value for key, value in PRINTED.items() if key[0] in rows and key[1].startswith("5")},
+        name=_submodel_folder,
+        budget=Budget("rounds", 20),
+    )
+
+
 def _classes(common: dict[str, Any], rounds: int, about: str) -> Table:
     """Figure 5: FedSep with K classes per client."""
     return Table(
@@ -214,14 +240,9 @@ STUDIES = (
             "small": _sketches("digits", "mlp", 4810, (10, 50, 200, 1000), 40, 600, "vmap"),
             "paper": _sketches("mnist", "conv4", 24234, PAPER_SIZES, 60, 10000),
             "cifar10": _sketches("cifar10", "conv4", 97866, PAPER_SIZES, 200, 10000),
-            **_untuned("iid"),
+            "mnist-untuned": _untuned("iid"),
+            "mnist-ring-untuned": _untuned("ring"),
         },
-    ),
-    Study(
-        "fedsep-figure2-ring",
-        "fedsep",
-        "Figure 2 with two classes per client, neighbours on a ring",
-        _untuned("ring"),
     ),
     Study(
         "fedsep-figure4",
@@ -237,7 +258,8 @@ STUDIES = (
         "fedsep-submodels",
         "Table 1: sub-models by what clients can afford, two and five classes per client",
         {
-            "small": _submodels(
+            "small": _short(("fedsep-submodel", CHEAP, PRINTED_DECODE, "fedrolex", "heterofl", "federated-dropout")),
+            "perceptron": _submodels(
                 PERCEPTRON,
                 60,
                 ROWS,
