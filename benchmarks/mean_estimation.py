@@ -36,6 +36,7 @@ from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
 from coterie.problems.catalogue.mean_estimation import mean_estimation
 from coterie.reproduce import markdown, study
+from coterie.reproduce.curves import drawn
 from coterie.reproduce.meritfed import AUTHORS, FRESH, LEAST, MEANS, SHIFTS
 from coterie.reproduce.running import collected
 from coterie.reproduce.study import Row
@@ -43,7 +44,7 @@ from coterie.storage import write_json
 
 PLAIN: dict[str, Any] = {"step": 0.01, "batch": 100}
 STUDY = {"paper": "meritfed-means", "authors": "meritfed-means-authors"}
-POINTS = 60
+POINTS, DIMENSION = 60, 10
 
 
 class Line(NamedTuple):
@@ -166,17 +167,18 @@ def result_of(found: dict[str, dict[str, Any]], geometry: str, seeds: int, secon
             line = found[row["name"]]
             columns = [*(errors[-1] for errors in line["errors"]), *line["far"]]
             row["cells"] = [{"values": [float(f"{value:.6g}") for value in values]} for values in columns]
-    missing = [row["name"] for row in result["rows"] if row["name"] not in found]
+    runs = {(row["name"], mu, seed) for row in result["rows"] for mu in SHIFTS for seed in range(seeds)}
+    missing = sorted(f"{name}, μ = {mu:g}, seed {seed}" for name, mu, seed in runs if name not in found)
     del result["missing"], result["runs"]
     panels = [_panel(found, i, f"μ = {mu:g}") for i, mu in enumerate(SHIFTS)]
-    more = {"missing": missing} if missing else {}
+    more = {"missing": missing, "runs": len(runs)} if missing else {}
     return {**result, "seeds": list(range(seeds)), "seconds": round(seconds), "curves": panels, **more}
 
 
 def _panel(found: dict[str, dict[str, Any]], i: int, panel: str) -> dict[str, Any]:
     lines = []
     for name, line in found.items():
-        by_seed = line["errors"][i]
+        by_seed = [[error / DIMENSION for error in errors] for errors in line["errors"][i]]  # the objective is ‖x‖²/d
         mean, least, most = ([float(f"{of(e):.4g}") for e in by_seed] for of in (fmean, min, max))
         lines.append({"name": name, "x": line["round"], "y": mean, "least": least, "most": most})
     return {"measure": "objective", "against": "round", "panel": panel, "lines": lines}
@@ -236,9 +238,9 @@ def main() -> None:
         if row.name not in found["lines"] and (wanted is None or any(map(row.name.startswith, wanted)))
     ]
     start = process_time()
-    drawn = batches(options.seeds, options.rounds, options.geometry) if left else None
+    batched = batches(options.seeds, options.rounds, options.geometry) if left else None
     for line in map(line_of, left):
-        found["lines"][line.name] = values = values_of(line, drawn, options.geometry)
+        found["lines"][line.name] = values = values_of(line, batched, options.geometry)
         now = process_time()
         found["seconds"], start = found["seconds"] + now - start, now
         errors = ", ".join(f"{fmean(errors[-1]):.2e}" for errors in values["errors"])
@@ -247,6 +249,8 @@ def main() -> None:
     lines = {row.name: found["lines"][row.name] for row in MEANS if row.name in found["lines"]}
     result = result_of(lines, options.geometry, options.seeds, found["seconds"])
     write_json(out / f"{STUDY[options.geometry]}-paper.json", result)
+    for chart in drawn(result):
+        (out / f"{STUDY[options.geometry]}-{chart.name}.svg").write_text(chart.file(paper=True))
     print(markdown(result))
 
 

@@ -26,6 +26,12 @@ def _minimax(clients: int) -> Table:
     )
 
 
+def _figure4_folder(s: Settings) -> str:
+    uneven = "-uneven" if "method.local_steps" in s else ""
+    few = f"-{s['federation.count']}" if "federation.count" in s else ""
+    return f"{s['run.method']}{uneven}{few}-{s['problem.scale']:g}-{s['run.seed']}"
+
+
 def _figure4(clients: int, seeds: tuple[int, ...]) -> Table:
     """The paper's problem itself: equal curvatures."""
     uneven = [1 + i % 10 for i in range(clients)]
@@ -50,6 +56,7 @@ def _figure4(clients: int, seeds: tuple[int, ...]) -> Table:
         {**MINIMAX, "problem.spread": 0.0, "problem.clients": clients},
         seeds,
         corner="method",
+        name=_figure4_folder,
         budget=Budget("rounds", 60),
         curves=(Curve("distance_to_optimum", "round"),),
     )
