@@ -266,10 +266,11 @@ def test_what_cannot_be_is_refused_before_the_first_round(more, complaint):
         assemble(configured(**more))
 
 
-def test_nodes_of_a_network_are_not_claimed_to_be_private():
+def test_statistics_of_columns_are_not_claimed_to_be_private_on_a_network():
     parts = assemble(configured(**{"privacy.clip": 1.0}))
-    with pytest.raises(UsageError, match=r"would have to draw the noise themselves.*Leave it out"):
-        check_deployable(parts.config.with_run(engine="flower"), parts.method, parts.problem)
+    check_deployable(parts.config.with_run(engine="flower"), parts.method, parts.problem)
+    with pytest.raises(UsageError, match="hides updates and not the statistics of columns"):
+        check_deployable(parts.config.with_run(engine="flower", problem="files"), parts.method, parts.problem)
 
 
 def test_without_the_library_noise_is_refused_with_the_remedy(monkeypatch):

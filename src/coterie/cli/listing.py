@@ -55,9 +55,11 @@ def _listing(what: str) -> list[dict[str, Any]]:
     from coterie.methods.registry import METHODS
 
     if what == "methods":
-        keys = ("name", "from", "learns weights", "paper", "what")
-        rows: list[tuple[Any, ...]] = [(m.name, m.source, m.learns_weights, m.paper, m.summary) for m in METHODS]
-        rows += [(p.name, p.source, None, "", p.about) for p in listed("method", (m.name for m in METHODS))]
+        keys = ("name", "from", "learns weights", "can be secure", "paper", "what")
+        rows: list[tuple[Any, ...]] = [
+            (m.name, m.source, m.learns_weights, m.secure, m.paper, m.summary) for m in METHODS
+        ]
+        rows += [(p.name, p.source, None, "", "", p.about) for p in listed("method", (m.name for m in METHODS))]
         return [dict(zip(keys, row, strict=True)) for row in rows]
     papers: dict[str, list[str]] = {}
     for m in METHODS:
@@ -84,6 +86,7 @@ def _entry(what: str, name: str) -> dict[str, Any]:
             "from": method.source,
             "paper": method.paper,
             "learns weights": method.learns_weights,
+            "can be secure": method.secure or "unknown",
             "needs": " or ".join(needs),
         }
         return {"name": name, "what": method.summary, **facts, **_documentation(method.make, "method")}

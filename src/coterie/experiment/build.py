@@ -15,6 +15,7 @@ from coterie.experiment.config import DECISIVE, Config, FaultsTable, FederationT
 from coterie.experiment.config import ONLY_SIMULATED as ONLY_SIMULATED
 from coterie.experiment.privacy import noise_name as noise_name
 from coterie.experiment.privacy import privacy_stage, statistics_privacy
+from coterie.experiment.rehearsal import check_secure, secure_of
 from coterie.federation import (
     Call,
     Engine,
@@ -30,6 +31,7 @@ from coterie.federation import (
 )
 from coterie.federation.local import Mode
 from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
+from coterie.federation.remote.messages import NoiseOrder
 from coterie.federation.stages.compression import Compression
 from coterie.federation.stages.faults import Faults
 from coterie.federation.work import with_recall
@@ -98,6 +100,7 @@ def build_problem_and_method(config: Config, problem: Problem | None = None) -> 
         check_deployable(config, method, problem)
         _check_table(problem, config.federation)
         method.init(problem, problem.clients)  # before anything is started
+        check_secure(config, method, problem)
     return problem, method
 
 
@@ -117,7 +120,12 @@ def assemble(config: Config, network: Network | None = None, problem: Problem | 
     if network is None:
         raise UsageError(f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}.")
     method, table = with_screened_copies(method, config)
-    fed, chosen = federate_remotely(problem, table, network(config, problem), run_name(config), config.modules())
+    noise = site_noise(config)
+    stages = [] if noise is None else [privacy_stage(method, problem, config)]
+    transport = network(config, problem)
+    fed, chosen = federate_remotely(problem, table, transport, run_name(config), config.modules(), noise=noise)
+    fed = replace(fed, engine=staged(fed.engine, *stages))
+    method = with_stages(method, fed.engine)
     method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
     return Parts(config.with_federation(**chosen), problem, method, fed)
 
@@ -131,6 +139,7 @@ def assemble_locally(config: Config, problem: Problem, method: Method) -> Parts:
         problem: what is minimised.
         method: how it is trained.
     """
+    check_secure(config, method, problem)
     method, table = with_screened_copies(method, config)
     with using_threads(config.run.threads):
         fed, chosen = federate(problem, table)
@@ -195,10 +204,10 @@ def check_deployable(config: Config, method: Method, problem: Problem) -> None:
             f"problem.attack = {attack.name} alters replies, which nodes on {engine} do not do of their own accord; "
             "use run.engine = local, or attack = label-flip, which alters data."
         )
-    if config.privacy != PrivacyTable():
+    if config.privacy != PrivacyTable() and config.run.problem in ("files", "study"):
         raise UsageError(
-            f"[privacy] is simulated with run.engine = local; nodes on {engine} would have to draw the noise "
-            "themselves, from what only they know, and do not. Leave it out."
+            f"[privacy] on {engine} hides updates and not the statistics of columns, which {config.run.problem} "
+            "exchanges before; leave it out, or use a problem without them."
         )
     if config.faults != FaultsTable():
         raise UsageError(f"[faults] are simulated with run.engine = local; {engine} has real ones. Leave them out.")
@@ -207,6 +216,12 @@ def check_deployable(config: Config, method: Method, problem: Problem) -> None:
             f"federation.compress works with run.engine = local; on {engine} use a method that sends little itself: "
             "top-k, count-sketch, fedsep."
         )
+
+
+def site_noise(config: Config) -> NoiseOrder | None:
+    """How nodes shall hide updates, by [privacy]; None where it is off."""
+    table = config.privacy
+    return None if table.clip is None else NoiseOrder(float(table.clip), float(table.noise))
 
 
 def run_name(config: Config) -> str:
@@ -222,11 +237,13 @@ def federate_remotely(
     modules: tuple[str, ...] = (),
     *,
     own_rows: bool = False,
+    noise: NoiseOrder | None = None,
 ) -> tuple[Federation, dict[str, Any]]:
     """The federation of a problem whose clients are at nodes, connected.
 
     Args:
         modules: modules of one's own, with works
+        noise: how nodes hide updates; None for not at all
         own_rows: whether the nodes bring rows of their own; else the server knows how many each client has
     """
     _check_table(problem, table)
@@ -242,6 +259,7 @@ def federate_remotely(
         policy=Policy(table.timeout, table.retries, table.quorum, table.patience),
         names=Names().with_modules(*modules),
         device=problem.start.device,
+        noise=noise,
     )
     engine.connect()
     if problem.spent is not None:  # learning how to scale rows has moved something too
@@ -255,7 +273,8 @@ def _federation(engine: Engine, table: FederationTable, **more: Any) -> Federati
     clip = None if table.clip == "none" else table.clip
     screening = Screening(table.norm, clip, table.trust, copies=table.screen_copies is True)
     participation = Participation(table.active, table.count)
-    return Federation.on(engine, participation=participation, screening=screening, target=table.target, **more)
+    options: dict[str, Any] = {"target": table.target, "secure": secure_of(table), **more}
+    return Federation.on(engine, participation=participation, screening=screening, **options)
 
 
 def _check_table(problem: Problem, table: FederationTable) -> None:

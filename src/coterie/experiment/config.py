@@ -95,6 +95,11 @@ class FederationTable(_Table):
     compress: Literal["none", "top-k", "random-k", "sketch"] = "none"
     ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.05
     feedback: bool = True
+    secure: bool = False  # means are secure sums, see `federation/secure`
+    reveal: Annotated[int, Field(ge=0)] = 4  # numbers that one client may show by one gather in a secure run
+    threshold: Annotated[float, Field(gt=0.5, le=1.0)] = 2 / 3  # share of a sum's clients that must stay
+    range: Positive = 1e6  # largest magnitude of a number in a secure sum
+    partners: Annotated[int, Field(ge=2)] = 2  # a client is hidden as in a sum of so many equals
     target: Literal["server"] | Annotated[int, Field(ge=0)] = "server"
     mode: Literal["auto", "vmap", "sequential"] = "auto"
     chunk: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
@@ -307,7 +312,7 @@ def default_baselines(run: RunTable) -> list[str]:
 
 def clipped(run: RunTable, federation: FederationTable) -> FederationTable:
     """[federation] with the clip of network engines written in, where none was asked for."""
-    if run.engine == "local" or federation.clip is not None:
+    if run.engine == "local" or federation.clip is not None or federation.secure:
         return federation
     return federation.model_copy(update={"clip": NETWORK_CLIP})
 

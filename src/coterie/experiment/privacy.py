@@ -7,7 +7,7 @@ from coterie.errors import UsageError
 from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.config import DECISIVE, ONLY_SIMULATED, Config
 from coterie.federation.stages import privacy as mechanism
-from coterie.federation.stages.privacy import Mechanism, Privacy
+from coterie.federation.stages.privacy import Mechanism, Privacy, SitePrivacy
 from coterie.federation.work import Handle, with_recall
 from coterie.methods import Method
 from coterie.problems.base import Problem
@@ -33,14 +33,18 @@ def statistics_privacy(config: Config) -> StatisticsPrivacy | None:
 
 
 def privacy_stage(method: Method, problem: Problem, config: Config) -> Privacy:
-    """How clients hide their uploads; refused without the accountant, or if the method sends whole numbers."""
+    """How clients hide their uploads; refused without the accountant, or if the method sends whole numbers.
+
+    On a network the nodes clip and draw noise themselves, and the server counts.
+    """
     table = config.privacy
     assert table.clip is not None
     if table.noise:
         mechanism.library()
     for work in method.whole_numbers:
         raise mechanism.sends_whole_numbers(work)
-    return Privacy(Mechanism(table.clip, table.noise), noise_name(config), table.delta, released(problem))
+    kind = Privacy if config.run.engine == "local" else SitePrivacy
+    return kind(Mechanism(table.clip, table.noise), noise_name(config), table.delta, released(problem))
 
 
 def noise_name(config: Config) -> str:
@@ -85,7 +89,7 @@ def not_covered(parts: "Parts", state: Any) -> list[str]:
         "updates: privacy.noise = 0 clips them and adds no noise": not config.privacy.noise,
         "statistics: means, deviations, words and class counts of the clients' rows are exact": exact,
         "the seed: noise is drawn from run.seed, and whoever knows it can subtract the noise": bool(
-            config.privacy.noise
+            config.privacy.noise and config.run.engine == "local"
         ),
         "sizes: every client's number of rows is used as it is": True,
         "participation: who takes part, answers or fails is recorded": True,

@@ -3,17 +3,26 @@
 from typing import NamedTuple
 
 from coterie.errors import CoterieError, UsageError
-from coterie.experiment.build import Parts
 from coterie.experiment.config import Config, FederationTable
 from coterie.federation import Federation
 from coterie.federation.account import Account
+from coterie.federation.api import Book
 from coterie.federation.rehearsal import Rehearsal
 from coterie.federation.remote.expectations import Expectations
+from coterie.federation.secure import Refusal, Secure, checked_library
+from coterie.federation.secure.exposure import Counting
+from coterie.federation.verbs import Revealing
 from coterie.methods import Method
 from coterie.numerics import Draw
 from coterie.problems.base import Problem
 
 ROUNDS = 2  # some methods ask other things in their first round
+COMPARING = {
+    "clip": "set federation.clip = none.",
+    "norm": "leave it out; federation.range bounds every number.",
+    "compress": "set federation.compress = none, or use fedsep, whose sketches can be summed.",
+}
+"""Settings of [federation] that a secure run refuses, and the remedy."""
 
 
 class Prospect(NamedTuple):
@@ -32,7 +41,7 @@ def rehearsed(method: Method, problem: Problem, table: FederationTable) -> Prosp
         table: the [federation] of the run.
     """
     engine = Rehearsal(Expectations(problem.task, problem.train, problem.valid, problem.target), problem.train)
-    trial = Federation.on(engine, target=table.target)
+    trial = Federation.on(engine, book=Book(exposure=Counting()), target=table.target, secure=secure_of(table))
     try:
         state = method.init(problem, trial.n)
         for t in range(ROUNDS):
@@ -40,6 +49,8 @@ def rehearsed(method: Method, problem: Problem, table: FederationTable) -> Prosp
             state = method.round(trial.begin(t + 1, draw), state, draw)
     except UsageError:
         raise
+    except (Revealing, Refusal) as error:
+        raise UsageError(f"{method.name} cannot be run so: {error}") from None
     except (CoterieError, ArithmeticError, RuntimeError, ValueError) as error:  # replies without any meaning
         return Prospect(trial.ledger.seen, str(error).split("\n")[0][:200])
     return Prospect(trial.ledger.seen)
@@ -56,15 +67,28 @@ def announcement(prospect: Prospect) -> list[str]:
     return [*lines, *([f"and perhaps more: {prospect.cut}"] if prospect.cut else [])]
 
 
-def prospects(parts: Parts) -> list[str]:
-    """The announcement of a run on a network; a simulation shows nothing to anybody.
+def secure_of(table: FederationTable) -> Secure | None:
+    """The settings of secure sums in [federation]; None where they are off."""
+    return Secure(table.reveal, table.threshold, table.range, table.partners) if table.secure else None
+
+
+def check_secure(config: Config, method: Method, problem: Problem) -> None:
+    """Refuse what a secure run cannot do, before anything is started; what it can do is rehearsed.
 
     Args:
-        parts: the live objects of the run.
+        config: the configuration.
+        method: the method.
+        problem: what is minimised.
     """
-    if parts.config.run.engine == "local":
-        return []
-    return announced(parts.config, parts.problem, parts.method)
+    table, secure = config.federation, secure_of(config.federation)
+    if secure is None:
+        return
+    checked_library()
+    for key, instead in COMPARING.items():
+        if getattr(table, key) not in (None, False, "none", "auto"):
+            raise UsageError(f"federation.{key} looks at single updates, which a secure run hides; {instead}")
+    secure.check(table.count or max(1, round(table.active * problem.clients)))
+    rehearsed(method, problem, table)
 
 
 def announced(config: Config, problem: Problem, method: Method) -> list[str]:

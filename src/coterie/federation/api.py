@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coterie.federation.ledger import Ledger
+from coterie.federation.secure.exposure import Exposure
 from coterie.federation.tree import Size, Tree, joined, rows, tensors, tree_flatten, tree_unflatten
 from coterie.federation.work import Each, Memory, MovedFrom, Static, Update, Work, info_of
 from coterie.numerics import Draw
@@ -173,6 +174,7 @@ class Book:
     ledger: Ledger = field(default_factory=Ledger)
     events: list[dict[str, Any]] = field(default_factory=list)
     idle: set[int] = field(default_factory=set)  # clients whose updates were 0 or copies
+    exposure: Exposure = field(default_factory=Exposure)  # secure sums so far
 
     def drain(self) -> list[dict[str, Any]]:
         """The events so far; afterwards there are none."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from coterie.errors import NoClients, UsageError, clean
+from coterie.errors import NoClients, RunError, UsageError, clean
 from coterie.federation.account import kind
 from coterie.federation.api import Book, Call, Engine, Failure, Replies, TargetAt, orderly, together
 from coterie.federation.events import known
@@ -20,6 +20,8 @@ from coterie.federation.ledger import Ledger
 from coterie.federation.points import counted, with_points
 from coterie.federation.reduce import BlockedSum
 from coterie.federation.screening import Screening
+from coterie.federation.secure import Secure
+from coterie.federation.secure.summing import TooFew, mean_of, question_of, secure_sum
 from coterie.federation.tree import Size, Tree, joined, size, tree_flatten, tree_unflatten
 from coterie.federation.work import Each, Memory, Static, Work, name_of
 from coterie.numerics import Draw
@@ -53,6 +55,23 @@ class Participation:
         return everyone[draw.bernoulli(self.probability, n)]
 
 
+class Revealing(RunError):
+    """A `gather` that a secure run does not admit, because it asks for more than single numbers.
+
+    Args:
+        cause: the work that was asked for.
+        numbers: how many numbers of each client it would show.
+        allowed: how many the run admits.
+    """
+
+    def __init__(self, cause: str, numbers: int, allowed: int) -> None:
+        super().__init__(
+            f"{cause} shows {numbers} numbers of each client by itself, and federation.reveal = {allowed} allows "
+            f"{allowed} in a secure run. Choose a method or setting that needs sums and single numbers only "
+            "(`coterie list methods` says which can be secure), or leave out federation.secure."
+        )
+
+
 class Gathered(NamedTuple):
     """Rows of those who answered, ascending by id."""
 
@@ -71,6 +90,7 @@ class Federation:
         screening: what replies must pass.
         participation: who takes part in a round.
         target: where the target's rows are.
+        secure: the settings of secure sums; None where the server sees every reply.
         round: the number of the round; 0 before the first.
         barriers: how many rounds a call counts for; none where it is a part of another one.
 
@@ -98,6 +118,7 @@ class Federation:
     screening: Screening = field(default_factory=Screening)
     participation: Participation = field(default_factory=Participation)
     target: TargetAt = "server"
+    secure: Secure | None = None
     round: int = 0
     barriers: int = 1
 
@@ -194,6 +215,8 @@ class Federation:
         """
         if weights is not None and len(weights) != self.n:
             raise ValueError(f"{len(weights)} weights for {self.n} clients; weights are numbered by client id")
+        if self.secure is not None:
+            return self._secure_mean(work, shared, weights, memory, draw, static)
         total: list[BlockedSum] = []
         structure = None
         mass = BlockedSum()
@@ -213,6 +236,50 @@ class Federation:
             raise NoClients(f"the clients that answered {name_of(work)} have no weight")
         result = tree_unflatten([partial.total() / whole for partial in total], structure)
         return result if memory is None else (result, self.engine.remember(memory, parts))
+
+    def _secure_mean(
+        self,
+        work: Work,
+        shared: Tree,
+        weights: Tensor | None,
+        memory: Memory | None,
+        draw: Draw,
+        static: dict[str, Any],
+    ) -> Any:
+        """The same of a secure sum: the server learns Σ w_k r_k over those who stay, and no r_k. Four rounds."""
+        assert self.secure is not None
+        call = self._called(work, shared, memory, draw, static)
+        cause = name_of(work)
+        w = torch.ones(len(self.ids), dtype=torch.float64) if weights is None else weights[self.ids].cpu().double()
+        largest = float(w.abs().max())
+        if largest == 0.0:
+            raise NoClients(f"the clients that answered {cause} have no weight")
+        scales, asked = w / largest, self.ids.tolist()
+        by_client = dict(zip(asked, scales.tolist(), strict=True))
+        about = question_of(call)
+        self.book.exposure.check(about, by_client, self.secure.partners)
+        try:
+            with counted() as points:
+                summed = secure_sum(self.engine, call, self.ids, scales, self.secure)
+        except TooFew as error:
+            self._note(cause, error.failures)
+            error.phase = cause
+            raise
+        self._note(cause, summed.failures)
+        stayed = summed.survivors.tolist()
+        self.book.exposure.note(about, {k: by_client[k] for k in stayed})
+        numbers = sum(value.numel() for value in summed.values)
+        self.ledger.record(cause, up=Size(numbers * len(stayed), summed.traffic["masked"][0]), points=points.rows)
+        for question, (up, down) in summed.traffic.items():
+            also = question != "masked"
+            moved = Size(0, up if also else 0)
+            self.ledger.record(f"secure/{question}", rounds=self.barriers * also, up=moved, down=Size(0, down))
+        self.ledger.seen.add("server", cause, numbers, what="sums", clients=len(stayed))
+        mass = sum(by_client[k] for k in stayed)
+        if mass <= 0.0:
+            raise NoClients(f"the clients that answered {cause} have no weight")
+        result = mean_of(summed, mass)
+        return result if memory is None else (result, self.engine.remember(memory, [(summed.survivors, summed.memory)]))
 
     def gather(
         self, work: Work, shared: Tree = None, *, memory: Memory | None = None, draw: Draw, **static: Any
@@ -275,15 +342,19 @@ class Federation:
         Args:
             whole: whether the caller needs all replies at once anyway.
         """
+        cause, call = name_of(work), self._called(work, shared, memory, draw, static)
+        passed, copies = self._passed(call, cause), whole and self.screening.copies
+        # replies that are compared are needed at once; else they may come chunk after chunk
+        return self._compared(call, cause, passed, copies) if copies or self.screening.clip is not None else passed
+
+    def _called(self, work: Work, shared: Tree, memory: Memory | None, draw: Draw, static: dict[str, Any]) -> Call:
+        """A call to the active clients, billed on its way down."""
         cause = name_of(work)
         if not len(self.ids):
             raise NoClients(f"no client is active for {cause}")
         self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
         self.ledger.seen.add("clients", cause, size(_common(shared)).floats, what="broadcasts")
-        call = Call(work, shared, memory, Static(**static), draw, self.round)
-        passed, copies = self._passed(call, cause), whole and self.screening.copies
-        # replies that are compared are needed at once; else they may come chunk after chunk
-        return self._compared(call, cause, passed, copies) if copies or self.screening.clip is not None else passed
+        return Call(work, shared, memory, Static(**static), draw, self.round)
 
     def _passed(self, call: Call, cause: str) -> Iterator[Replies]:
         """The replies without those that are not finite or too long."""
@@ -294,8 +365,10 @@ class Federation:
             if not len(replies.ids):
                 continue
             sent = size(replies.values) if replies.sent is None else replies.sent
-            self.ledger.record(cause, up=sent)
             numbers = sent.floats // len(replies.ids)
+            if self.secure is not None and numbers > self.secure.reveal:
+                raise Revealing(cause, numbers, self.secure.reveal)
+            self.ledger.record(cause, up=sent)
             self.ledger.seen.add("server", cause, numbers, what=kind(cause, replies.values))
             limited = self.screening.norm is not None
             fine, reasons = self.screening.reasons(

@@ -22,11 +22,13 @@ class MethodEntry(plugins.Entry):
         paper: where it was published.
         learns_weights: whether it learns client weights.
         grid: the paper's grid, for `coterie tune`.
+        secure: whether it can be run with federation.secure: "yes", "no", the setting that it needs, or "" if unknown.
     """
 
     paper: str = ""
     learns_weights: bool = False
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    secure: str = ""
 
     @cached_property
     def make(self) -> Callable[..., Method]:
@@ -125,6 +127,16 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "pfedme": {"method.penalty": (5.0, 10.0, 15.0)},
 }
 
+SECURE = {
+    **dict.fromkeys(("bilevel", "bilevel-accelerated", "fednest-weights", "sustain"), "yes"),
+    **dict.fromkeys(("ditto", "local-svrg", "pfedme", "fedavg", "local-train", "sgd-full", "sgd-ideal"), "yes"),
+    **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
+    **dict.fromkeys(("fedsep", "uncompressed"), "yes"),
+    "meritfed": 'solver = "lagged" or "projected"',
+    "primal-dual": 'scalar = "client"',
+}
+"""The methods that need sums and single numbers only, as they are or with a setting; a test rehearses all of them."""
+
 METHODS: tuple[MethodEntry, ...] = tuple(
     MethodEntry(
         name,
@@ -133,6 +145,7 @@ METHODS: tuple[MethodEntry, ...] = tuple(
         paper=paper,
         learns_weights=home == "weights.",
         grid=GRIDS.get(name, {}),
+        secure=SECURE.get(name, "no"),
     )
     for home, methods in FAMILIES.items()
     for name, paper, summary in methods

@@ -30,7 +30,7 @@ from coterie.experiment.build import Parts
 from coterie.experiment.guard import MEASURE
 from coterie.experiment.processes import Job, Watch
 from coterie.experiment.records import rounds_done
-from coterie.experiment.rehearsal import prospects
+from coterie.experiment.rehearsal import announced
 from coterie.measures import Measure, declared, named, of_result, of_summary
 from coterie.numerics import clusters
 from coterie.problems.base import View
@@ -295,7 +295,9 @@ class LiveDisplay:
             place = f"{parts.fed.n} clients, {parts.config.federation.mode}, {run.dtype} on {run.device}"
             method, problem = plugins.label(run.method), plugins.label(run.problem)
             self.console.print(f"[bold]{method}[/bold] on [bold]{problem}[/bold], seed {run.seed}: {place}")
-            for note in [*parts.problem.notes, *prospects(parts)]:
+            deployed = run.engine != "local"
+            told = announced(parts.config, parts.problem, parts.method) if deployed else []
+            for note in [*parts.problem.notes, *told]:
                 self.console.print(f"note: {escape(note)}", soft_wrap=True)
         if done:
             self.console.print(f"{self.name}: going on after round {done}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +25,28 @@ from coterie.federation.points import touched
 from coterie.federation.remote.codec import Names, digest
 from coterie.federation.remote.exchange import Exchange, Policy, Question, Transport
 from coterie.federation.remote.expectations import Expectations, Form
-from coterie.federation.remote.messages import FORGOTTEN, Done, MemoryVersions, Step, Trouble, done_fault
+from coterie.federation.remote.messages import (
+    FORGOTTEN,
+    Done,
+    MemoryVersions,
+    NoiseOrder,
+    SecureOrder,
+    Step,
+    Trouble,
+    done_fault,
+)
 from coterie.federation.remote.roster import Roster
+from coterie.federation.secure import Secure
+from coterie.federation.secure.primitives import BOX, KEYS, SHARE
+from coterie.federation.secure.summing import (
+    Summation,
+    Summed,
+    Task,
+    TooFew,
+    new_phase,
+    question_of,
+    unflattened,
+)
 from coterie.federation.shards import Shard, Stack
 from coterie.federation.tree import Tree, joined, mapped, row, rows, stack, tree_map
 from coterie.federation.work import Each, Handle, Memory, live_versions, name_of
@@ -53,6 +74,7 @@ class RemoteEngine:
         target: the target's rows; where the target is a client, their form
         largest: bytes that no reply may exceed, whatever is expected of it
         book: must be that of the federation: what the wire carries is noted in it
+        noise: how nodes hide updates; None for not at all
     """
 
     transport: Transport
@@ -68,6 +90,7 @@ class RemoteEngine:
     largest: int | None = None
     device: torch.device | str = "cpu"
     book: Book = field(default_factory=Book)
+    noise: NoiseOrder | None = None
 
     def __post_init__(self) -> None:
         self.clients = len(self.train)
@@ -75,7 +98,7 @@ class RemoteEngine:
         known = self.train.counts.tolist() if self.own_sizes else None
         self.roster = Roster(self.clients, self.expected.columns, known, self.device)
         self.exchange = Exchange(
-            self.transport, self.run, self.roster, self.policy, self.names, self.book, self.largest
+            self.transport, self.run, self.roster, self.policy, self.names, self.book, self.largest, self.noise
         )
         self._recalled: dict[int, tuple[int, Tree]] = {}  # by client, the version of its memory that was last shown
 
@@ -179,6 +202,110 @@ class RemoteEngine:
         ]
         return mapped(lambda t: t.to(self.device), stack(at))
 
+    # a secure sum
+
+    def secure_sum(self, call: Call, ids: Tensor, scales: Tensor, secure: Secure) -> Summed:
+        """Σ a_k u_k over these clients, whose nodes mask what they send; see `federation/secure`."""
+        form = self.expected.of(call)
+        if not self.present:
+            self._all_gone()
+        self.roster.forget(self.transport.nodes())
+        here, asked = set(self.present), ids.tolist()
+        failures = [Failure(k, "lost", "no node is there for it") for k in asked if k not in here]
+        task = Task(self.run, new_phase(), question_of(call), dict(zip(asked, scales.tolist(), strict=True)))
+        made: dict[int, int] = {}  # versions of memory
+        senders: list[int] = []
+
+        def ask(stage: str, messages: dict[int, Any]) -> dict[int, Any]:
+            if stage == "masked":
+                senders.extend(messages)
+            by_node = self.roster.by_node([k for k in messages if k in here])
+            lost: set[int] = set()
+            answers: dict[int, Any] = {}
+            for _ in range(2):  # whoever lost its memory begins anew
+                questions = {
+                    node: self._secure_question(
+                        stage, call, form, ks, {k: messages[k] for k in ks}, task, secure, lost, len(senders)
+                    )
+                    for node, ks in by_node.items()
+                }
+                contents = self.exchange.ask(questions)
+                again = {}
+                for node, content in contents.items():
+                    ks = by_node[node]
+                    if not isinstance(content, Trouble):
+                        step = questions[node].order.step
+                        if step is not None and step.memory is not None:
+                            made.update(zip(ks, step.memory.after, strict=True))
+                        rows = content
+                        if isinstance(content, Done):
+                            touched(content.points)
+                            rows = content.values
+                        answers |= {k: _heard(stage, rows[i], k, messages[k], senders) for i, k in enumerate(ks)}
+                    elif content.kind == FORGOTTEN and not lost:
+                        again[node] = ks
+                        failures.extend(Failure(k, "memory lost", "it starts again") for k in content.clients)
+                    else:
+                        failures.extend(Failure(k, content.kind, content.reason) for k in ks)
+                if not again:
+                    break
+                by_node, lost = again, {k for ks in again.values() for k in ks}
+            return answers
+
+        summation = Summation(ask, secure, task)
+        try:
+            total = summation.run()
+        except TooFew as error:
+            error.failures = (*failures, *self.roster.drained())
+            if not self.present:
+                self._all_gone()
+            raise
+        shapes = [(tuple(shape), dtype) for dtype, shape in form.leaves]
+        values, like = unflattened(total.numbers, shapes, torch.device(self.device))
+        survivors = torch.tensor(total.survivors, device=self.device)
+        memory = None if call.memory is None else survivors.new_tensor([made[k] for k in total.survivors])
+        missing = (*failures, *self.roster.drained())
+        return Summed(values, like, form.structure, survivors, memory, missing, summation.traffic)
+
+    def _secure_question(
+        self,
+        stage: str,
+        call: Call,
+        form: Form,
+        ks: tuple[int, ...],
+        messages: dict[int, Any],
+        task: Task,
+        secure: Secure,
+        lost: set[int],
+        senders: int,
+    ) -> Question:
+        """One question of a secure sum to the node of these clients."""
+        everyone, count = tuple(task.scales), len(ks)
+        about = SecureOrder(task.phase, everyone, None, float(secure.range), 0)
+        if stage == "keys":
+            return self._plain_question(ks, about, stage, (count, KEYS))
+        if stage == "shares":
+            keys, needed = messages[ks[0]]
+            table = torch.from_numpy(np.stack([np.frombuffer(key, dtype=np.uint8) for key in keys.values()]).copy())
+            about = about._replace(others=tuple(keys), needed=needed, keys=table)
+            return self._plain_question(ks, about, stage, (count, len(keys), BOX))
+        if stage == "reveal":
+            about = about._replace(others=messages[ks[0]])
+            return self._plain_question(ks, about, stage, (count, senders, SHARE))
+        others = tuple(sorted({*messages[ks[0]], ks[0]}))
+        boxes = b"".join(messages[k].get(other, bytes(BOX)) for k in ks for other in others)
+        table = torch.from_numpy(np.frombuffer(boxes, dtype=np.uint8).reshape(count, len(others), BOX).copy())
+        coefficients = torch.tensor(list(task.scales.values()), dtype=torch.float64)
+        about = about._replace(others=others, boxes=table, scales=coefficients)
+        order = self.exchange.order("secure-masked", ks, self._step(call, ks, lost), self._alive(ks), about)
+        numbers = sum(torch.Size(shape).numel() for _, shape in form.leaves)
+        masked = Form.of(torch.empty((count, numbers), dtype=torch.int64, device="meta"))
+        return Question(order, masked.limits(count), _fault(masked, 0 if call.memory is None else count))
+
+    def _plain_question(self, ks: tuple[int, ...], about: SecureOrder, stage: str, shape: tuple[int, ...]) -> Question:
+        form = Form.of(torch.empty(shape, dtype=torch.uint8, device="meta"))
+        return Question(self.exchange.order(f"secure-{stage}", ks, secure=about), form.limits(len(ks)), form.fault)
+
     # one phase
 
     def _phase(self, call: Call, form: Form, asked: list[int]) -> tuple[list[NodeResult], list[Failure]]:
@@ -270,6 +397,17 @@ class RemoteEngine:
 
 
 _NOBODY = Stack((torch.zeros(1),), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
+
+
+def _heard(stage: str, row: Tensor, client: int, message: Any, senders: list[int]) -> Any:
+    """A client's answer in a secure sum, as the protocol has it."""
+    if stage == "masked":
+        return row.numpy().view(np.uint64)
+    if stage == "keys":
+        return row.numpy().tobytes()
+    whose = list(message[0]) if stage == "shares" else sorted(senders)
+    found = {k: part.tobytes() for k, part in zip(whose, row.numpy(), strict=True)}
+    return {k: box for k, box in found.items() if k != client} if stage == "shares" else found
 
 
 def _fault(form: Form, kept: int) -> Callable[[Any], str | None]:

@@ -13,7 +13,18 @@ from typing import Any, NamedTuple, Protocol
 from coterie.federation.api import Book
 from coterie.federation.remote.codec import CodecError, Limits, Message, Names, decode, message
 from coterie.federation.remote.expectations import declaration_limits, larger
-from coterie.federation.remote.messages import PROTOCOL, Declaration, Order, Reply, Step, Trouble, cleaned, reply_fault
+from coterie.federation.remote.messages import (
+    PROTOCOL,
+    Declaration,
+    NoiseOrder,
+    Order,
+    Reply,
+    SecureOrder,
+    Step,
+    Trouble,
+    cleaned,
+    reply_fault,
+)
 from coterie.federation.remote.roster import Address, Roster
 
 
@@ -70,6 +81,7 @@ class Exchange:
     names: Names
     book: Book
     largest: int | None = None  # bytes that no reply may exceed, whatever is expected
+    noise: NoiseOrder | None = None  # how nodes hide updates
     _number: int = 0
     _owed: dict[Address, Limits] = field(default_factory=dict)  # the largest reply that a node has not given yet
 
@@ -79,10 +91,15 @@ class Exchange:
         clients: tuple[int, ...] = (),
         step: Step | None = None,
         alive: tuple[tuple[int, ...], ...] | None = None,
+        secure: SecureOrder | None = None,
     ) -> Order:
         """A new order, numbered."""
         self._number += 1
-        return Order(PROTOCOL, self._number, kind, self.run, clients, step, alive or ((),) * len(clients))
+        hides = step is not None and not step.at_target
+        noise = self.noise if hides else None
+        return Order(
+            PROTOCOL, self._number, kind, self.run, clients, step, alive or ((),) * len(clients), secure, noise
+        )
 
     def ask(self, questions: Mapping[Address, Question]) -> dict[Address, Any]:
         """The sound content of each node's reply, or the trouble. Lost nodes are asked again while there is time."""

@@ -6,7 +6,11 @@ Whoever receives a message checks the exact type of every field with its `*_faul
 
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from coterie.federation.remote.codec import DTYPES
+from coterie.federation.secure.primitives import BOX, KEYS
 from coterie.federation.tree import Tree
 
 PROTOCOL = 3
@@ -35,8 +39,44 @@ class Step(NamedTuple):
     at_target: bool
 
 
+SECURE = ("secure-keys", "secure-shares", "secure-masked", "secure-reveal")
+"""The kinds of orders of a secure sum (`federation/secure`), in their order."""
+
+
+class SecureOrder(NamedTuple):
+    """One question of a secure sum. Rows of `boxes` are stacked in the order of `Order.clients`.
+
+    Args:
+        phase: the number of the sum.
+        everyone: all clients that were asked to take part.
+        scales: their coefficients, float64 [n]; with "secure-masked".
+        range: the largest magnitude of a number.
+        needed: how many must stay to the end; with "secure-shares".
+        others: who has sent keys ("secure-shares"), shares ("secure-masked") or numbers ("secure-reveal").
+        keys: public keys of `others`, uint8 [n, 64]; with "secure-shares".
+        boxes: the boxes of `others` for each client, uint8 [a, n, b], zeros from itself; with "secure-masked".
+    """
+
+    phase: int
+    everyone: tuple[int, ...]
+    scales: Tensor | None
+    range: float
+    needed: int
+    others: tuple[int, ...] = ()
+    keys: Tensor | None = None
+    boxes: Tensor | None = None
+
+
+class NoiseOrder(NamedTuple):
+    """How a node hides updates: the largest length C, and the noise multiplier z."""
+
+    clip: float
+    multiplier: float
+
+
 class Order(NamedTuple):
-    """What a node shall do: "whoami", "run" the step, or "recall" the memory of versions (in `alive`).
+    """What a node shall do: "whoami", "run" the step, "recall" the memory of versions (in `alive`), or a question of a
+    secure sum.
 
     A node may forget all versions of a run that are not in `alive`, by client.
     """
@@ -48,6 +88,8 @@ class Order(NamedTuple):
     clients: tuple[int, ...]
     step: Step | None
     alive: tuple[tuple[int, ...], ...]
+    secure: SecureOrder | None = None
+    noise: NoiseOrder | None = None
 
 
 class Done(NamedTuple):
@@ -103,7 +145,44 @@ def order_fault(order: Any) -> str | None:
         return "a client is named twice"
     if not order.run.isalnum() or not order.run.isascii() or len(order.run) > 64:
         return "a run is named by at most 64 letters and digits"
-    return _step_fault(order.step, len(order.clients)) if order.kind == "run" else None
+    noise = order.noise
+    if noise is not None and (type(noise) is not NoiseOrder or not all(map(_is_magnitude, noise)) or not noise.clip):
+        return "the clip and the noise of an order are finite numbers, and the clip is positive"
+    if order.kind in SECURE and (fault := _secure_fault(order.kind, order.secure, len(order.clients))) is not None:
+        return fault
+    return _step_fault(order.step, len(order.clients)) if order.kind in ("run", "secure-masked") else None
+
+
+def _secure_fault(kind: str, secure: Any, clients: int) -> str | None:
+    """What is wrong with the fields of a question of a secure sum, or None."""
+    wrong = "a field of the order's secure sum has a wrong type or shape"
+    if type(secure) is not SecureOrder or type(secure.phase) is not int or type(secure.needed) is not int:
+        return wrong
+    if not _all_are(secure.everyone, int) or not _all_are(secure.others, int):
+        return wrong
+    if len(set(secure.everyone)) < len(secure.everyone) or not set(secure.others) <= set(secure.everyone):
+        return "the clients of a secure sum are named twice, or are none of those asked"
+    if len(set(secure.others)) < len(secure.others):
+        return "the clients of a secure sum are named twice, or are none of those asked"
+    if type(secure.range) is not float or not 0.0 < secure.range < 2.0**62:
+        return wrong
+    count = len(secure.others)
+    if kind == "secure-shares" and not _is_tensor(secure.keys, torch.uint8, (count, KEYS)):
+        return wrong
+    if kind == "secure-masked" and not _is_tensor(secure.boxes, torch.uint8, (clients, count, BOX)):
+        return wrong
+    if kind == "secure-masked" and not _is_tensor(secure.scales, torch.float64, (len(secure.everyone),)):
+        return wrong
+    return None
+
+
+def _is_magnitude(value: Any) -> bool:
+    return type(value) is float and 0.0 <= value < float("inf")
+
+
+def _is_tensor(value: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    finite = isinstance(value, Tensor) and value.dtype == dtype and tuple(value.shape) == shape
+    return finite and (not dtype.is_floating_point or bool(torch.isfinite(value).all()))
 
 
 def _step_fault(step: Any, clients: int) -> str | None:

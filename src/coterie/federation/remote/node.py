@@ -27,6 +27,7 @@ from coterie.federation.remote.messages import (
     FORGOTTEN,
     REASON,
     REFUSED,
+    SECURE,
     Declaration,
     Done,
     MemoryVersions,
@@ -36,9 +37,12 @@ from coterie.federation.remote.messages import (
     Trouble,
     order_fault,
 )
+from coterie.federation.remote.noise import Budget, hidden
 from coterie.federation.remote.policy import NodePolicy, PolicyError, Tally, named_works, stopped_after
+from coterie.federation.remote.sums import Sums
+from coterie.federation.secure import Refusal
 from coterie.federation.shards import Shard, Stack
-from coterie.federation.tree import Tree, joined, row, stack, tensors, tree_map
+from coterie.federation.tree import Tree, joined, row, size, stack, tensors, tree_map
 from coterie.federation.work import Each, Memory, Static, Work, name_of
 from coterie.numerics import Draw
 
@@ -162,6 +166,8 @@ class Node:
 
     def __post_init__(self) -> None:
         self._tally = Tally(self.store.folder)
+        self._sums = Sums(self.policy.partners)
+        self._budget = Budget(self.store.folder)
 
     def handle(self, data: bytes) -> bytes:
         """The reply to an order. Never raises: what goes wrong is a reply too."""
@@ -216,15 +222,45 @@ class Node:
             raise Refused(REFUSED, "versions must be named for every client")
         if order.kind == "recall":
             return self._recalled(order)
+        if order.kind in SECURE:
+            return self._summed(order)
         if order.kind != "run" or order.step is None:
             raise Refused(REFUSED, f"{order.kind[:40]!r} is nothing that a node can do")
-        work = self._admitted(order, order.step)
+        done = self._run(order, order.step)
+        if not order.step.at_target:
+            self.policy.admit_open(order.step.work, size(done.values).floats // len(order.clients))
+        return done
+
+    def _run(self, order: Order, step: Step) -> Done:
+        """The result of a step, where the policy admits it; what clients remember is kept."""
+        work = self._admitted(order, step)
+        if not step.at_target:
+            self._budget.spend(order.noise, self.policy)
         with stopped_after(self.policy.seconds), counted() as points:
-            done = self._done(order, order.step, work)._replace(points=points.rows)
-        made = () if order.step.memory is None else order.step.memory.after
+            done = self._done(order, step, work)._replace(points=points.rows)
+        made = () if step.memory is None else step.memory.after
         alive = zip(order.clients, order.alive, strict=True)
         self.store.keep(order.run, {k: {*versions, *made[i : i + 1]} for i, (k, versions) in enumerate(alive)})
         return done
+
+    def _summed(self, order: Order) -> Any:
+        """The answer to a question of a secure sum: bytes, or a result whose numbers are masked."""
+        done: list[Done] = []
+
+        def run() -> Tree:
+            assert order.step is not None
+            done.append(self._run(order, order.step))
+            if not all(done[0].kept):
+                raise Refused(REFUSED, "not finite")
+            return done[0].values
+
+        if order.kind != "secure-masked":
+            self._tally.add(order.run, self.policy)
+        try:
+            answer = self._sums.answer(order, run)
+        except Refusal as refusal:
+            raise Refused(REFUSED, str(refusal)) from None
+        return done[0]._replace(values=answer) if done else answer
 
     def _admitted(self, order: Order, step: Step) -> Work:
         """The work of a step, where the policy admits it and the works that it names; counted."""
@@ -278,6 +314,9 @@ class Node:
         everyone = torch.arange(len(places), device=places.device)
         chunks = list(self._at(places).execute(Call(work, shared, memory, static, draw), everyone))
         values = joined([chunk.values for chunk in chunks])
+        if order.noise is not None:
+            call = Call(work, shared, memory, static, draw)
+            values = hidden(call, everyone, values, order.noise, summed=order.secure is not None)
         if past is None:
             return Done(values, ())
         news = [row(c.memory, i) for c in chunks for i in range(len(c.ids))]

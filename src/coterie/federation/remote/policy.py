@@ -63,6 +63,11 @@ class NodePolicy:
         runs: largest number of different runs per day
         seconds: wall time per order; 0 for no limit
         message: largest order, in bytes
+        secure: whether results leave this node in secure sums only, except for `reveal` single numbers
+        reveal: the most numbers of one client that one order may show where secure is on
+        partners: in secure sums, a client is hidden at least as in a sum of so many equals
+        epsilon: the site's privacy budget over all runs; orders beyond it, or without noise, are refused. 0 for none
+        delta: δ of that budget
     """
 
     works: tuple[str, ...] = ("*",)
@@ -73,6 +78,11 @@ class NodePolicy:
     runs: int = 24
     seconds: float = 600.0
     message: int = 1 << 28
+    secure: bool = False
+    reveal: int = 4
+    partners: int = 2
+    epsilon: float = 0.0
+    delta: float = 1e-5
 
     @staticmethod
     def read(path: str | Path) -> "NodePolicy":
@@ -119,6 +129,14 @@ class NodePolicy:
                 product *= max(1, value)
         if product > self.size:
             raise PolicyError(f"sizes of {product} numbers exceed size = {self.size}; raise size in the node's policy")
+
+    def admit_open(self, work: str, numbers: int) -> None:
+        """Raise `PolicyError` where a result of so many numbers of one client may not leave by itself."""
+        if self.secure and numbers > self.reveal:
+            raise PolicyError(
+                f"{work} would show {numbers} numbers of one client, and this node is secure: it shows "
+                f"reveal = {self.reveal}, and more in sums only; run with federation.secure = true"
+            )
 
     def _check_batch(self, key: str, value: Any) -> None:
         if type(value) is str:  # all rows, of which there are enough
@@ -171,6 +189,14 @@ def _checked(key: str, value: Any, default: Any) -> Any:
         if isinstance(value, list | tuple) and all(isinstance(pattern, str) for pattern in value):
             return tuple(value)
         raise UsageError('works must be a list of patterns, such as ["*"].')
+    if isinstance(default, bool):
+        if type(value) is not bool:
+            raise UsageError(f"{key} must be true or false, not {value!r}.")
+        return value
+    if key == "partners" and (type(value) is not int or value < 2):
+        raise UsageError(f"partners must be a whole number of at least 2, not {value!r}.")
+    if key == "delta" and not (type(value) is float and 0.0 < value < 1.0):
+        raise UsageError(f"delta must be a number between 0 and 1, not {value!r}.")
     numbers = (int, float) if isinstance(default, float) else (int,)
     if type(value) not in numbers or not value >= 0:
         raise UsageError(f"{key} must be a number that is not negative, not {value!r}.")

@@ -118,13 +118,38 @@ class Staged:
             sizes = stage.declared(sizes)
         return sizes
 
-    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
-        """Run a work at the clients that the call reaches; their replies pass through every stage."""
+    @property
+    def recall(self) -> Any:
+        """How an engine on a network asks nodes for client memory; None where rows are here."""
+        return getattr(self.engine, "recall", None)
+
+    @property
+    def secure_sum(self) -> Any:
+        """The secure sums of an engine on a network, which its stages only count; None where replies come by here."""
+        inner = getattr(self.engine, "secure_sum", None)
+        if inner is None:
+            return None
+
+        def summed(call: Call, ids: Tensor, scales: Tensor, secure: Any) -> Any:
+            reached, missing = self._reached(call, ids)
+            assert len(reached) == len(ids)
+            assert not missing
+            return inner(call, ids, scales, secure)
+
+        return summed
+
+    def _reached(self, call: Call, ids: Tensor) -> tuple[Tensor, tuple[Failure, ...]]:
+        """Whom of these clients the call reaches, and who is missing."""
         missing: tuple[Failure, ...] = ()
         for stage in reversed(self.stages):
             if len(ids):
                 ids, failures, self.states[stage.key] = stage.before(call, ids, self.states[stage.key])
                 missing += failures
+        return ids, missing
+
+    def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
+        """Run a work at the clients that the call reaches; their replies pass through every stage."""
+        ids, missing = self._reached(call, ids)
         if missing:
             yield Replies(ids[:0], None, None, missing)
         if not len(ids):

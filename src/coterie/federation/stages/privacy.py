@@ -120,6 +120,15 @@ class Privacy(Stage):
         return {"uploads": uploads, "uploads_a_round": state.at_once, "epsilon": spent if isfinite(spent) else None}
 
 
+@dataclass(frozen=True)
+class SitePrivacy(Privacy):
+    """The same where nodes draw the noise themselves: here uploads are counted only."""
+
+    def apply(self, call: Call, replies: Replies, state: PrivacyState) -> tuple[Replies, PrivacyState]:
+        """What arrives is noisy already."""
+        return replies, state
+
+
 def sends_whole_numbers(work: str) -> UsageError:
     """The refusal of a work whose replies noise cannot hide."""
     return UsageError(

@@ -10,21 +10,35 @@ active clients only; the others keep theirs. From the authors' code, off by defa
 mirror step from the mean of the iterates so far and ends at that mean, `cut` divides α by 10 after that many rounds.
 `average = true` takes the mean of the iterates and leaves them as they are.
 
-Beyond the paper. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one exchange
-is enough. `local_steps`: clients take local steps, and g_k = (x − x_k)/γ, so that φ judges the mean of their models.
-`server`: the direction Gᵀw goes through momentum or Adam with a step of its own; φ still judges the plain step. `tie`:
-the penalty of methods/shared/ties.py on the weights of the active clients.
+Beyond the paper. `solver = "projected"` takes the same mirror steps from sums and single numbers, for secure runs: each
+asks for the sum Gᵀw and for one number ⟨∇L_0, g_k⟩ per client. `solver = "lagged"` asks for one sum and one number in
+all: the model moves with the weights of the round before, x⁺ = x − γGᵀw, and all mirror steps go along the slope at x⁺,
+so that no two sums of the same gradients can be compared. `solver = "quadratic"` takes all mirror steps on the
+second-order model of φ, for which one exchange is enough. `local_steps`: clients take local steps, and
+g_k = (x − x_k)/γ, so that φ judges the mean of their models. `server`: the direction Gᵀw goes through momentum or Adam
+with a step of its own; φ still judges the plain step. `tie`: the penalty of methods/shared/ties.py on the weights of
+the active clients.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
+from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.optimisers import Moments, Rule, UpdateRule
-from coterie.methods.shared.works import gradient, local_sgd
-from coterie.methods.weights.mirror import Averaging, Data, Judge, first_order, mirror_descent, second_order
+from coterie.methods.shared.works import gradient, local_sgd, own_gradient
+from coterie.methods.weights.mirror import (
+    Averaging,
+    Data,
+    Judge,
+    first_order,
+    goal_gradient,
+    mirror_descent,
+    second_order,
+)
 from coterie.numerics import uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
@@ -41,6 +55,33 @@ class MeritFedState(NamedTuple):
     rounds: int
 
 
+def walked(shard: Shard, x: Tensor, static: Static, draw: Draw) -> Tensor:
+    """g_k: the gradient at x, or the way of some local steps over γ."""
+    if static.steps == 1:
+        return own_gradient(shard, x, static.batch, draw)
+    moved: Tensor = local_sgd(shard, x, None, static, draw)
+    return (x - moved) / static.step
+
+
+@work("meritfed/direction", update=RESULT)
+def direction(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """g_k, for a weighted sum."""
+    return walked(shard, shared, static, draw)
+
+
+@work("meritfed/projection", update=RESULT)
+def projection(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """⟨v, g_k⟩, one number."""
+    x, v = shared
+    return walked(shard, x, static, draw) @ v
+
+
+def weighted_direction(fed: Federation, x: Tensor, w: Tensor, at: Draw, local: dict[str, Any]) -> Tensor:
+    """Gᵀw over the active clients, of which w holds the weights, [K]."""
+    mean: Tensor = fed.mean(direction, x, weights=w, draw=at, **local)
+    return mean
+
+
 @validated
 def meritfed(
     *,
@@ -53,7 +94,7 @@ def meritfed(
     restart: bool = False,
     average: Averaging = False,
     cut: Count | None = None,
-    solver: Literal["mirror", "quadratic"] = "mirror",
+    solver: Literal["mirror", "quadratic", "projected", "lagged"] = "mirror",
     rank: Whole | None = None,
     local_steps: Count = 1,
     batch: BatchSize = "all",
@@ -69,6 +110,8 @@ def meritfed(
     model after the step has a small loss on the target's rows, and then takes the step.
 
     Symbols: γ = step, α = mirror_step, η = server_step (γ unless given).
+
+    With solver="projected" there are 2 mirror_steps + 1 rounds per call, with "lagged" 2, and 1 exchange.
 
     Cost: 1 round per call of round, and mirror_steps exchanges with the target (1 with solver="quadratic").
 
@@ -110,7 +153,40 @@ def meritfed(
         models, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
         return (x - models) / step, ids
 
+    def projected(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
+        """The same round, but the server learns Gᵀw and ⟨∇L_0, g_k⟩ instead of G."""
+        ids, at = fed.ids, draw.phase("gradient")
+        active = s.w[ids].sum()
+        start = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
+        ask = judge.at(fed, s.rounds, draw.phase("mirror"))
+        local: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
+
+        def mixed(w: Tensor) -> Tensor:
+            return weighted_direction(fed, s.x, s.w.index_copy(0, ids, w), at, local)
+
+        def slope_at(p: Tensor, w: Tensor, i: int) -> Tensor:
+            v = ask(goal_gradient, s.x - step * p, i)
+            dots, who = fed.gather(projection, (s.x, v), draw=at, **local)
+            usual = w[torch.isin(ids, who)] @ dots / w[torch.isin(ids, who)].sum()  # for whoever is missing
+            return -step * usual.expand(fed.n).index_copy(0, who, dots)[ids]
+
+        if solver == "lagged":
+            p = mixed(start)
+            fixed = slope_at(p, start, 0)
+            w = mirror_descent(start, lambda w, i: fixed, step=alpha(s), steps=mirror_steps, average=average, tie=tie)
+        else:
+            options: dict[str, Any] = {"steps": mirror_steps, "average": average, "tie": tie}
+            w = mirror_descent(start, lambda w, i: slope_at(mixed(w), w, i), step=alpha(s), **options)
+            p = mixed(w)
+        x, moments = rule.move(s.x, p, s.moments, s.rounds + 1)
+        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1)
+
+    def alpha(s: MeritFedState) -> float:
+        return mirror_step / 10 if cut is not None and s.rounds >= cut else mirror_step
+
     def round(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
+        if solver in ("projected", "lagged"):
+            return projected(fed, s, draw)
         G, ids = directions(fed, s.x, draw.phase("gradient"))
         active = s.w[ids].sum()
         w = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
@@ -119,8 +195,7 @@ def meritfed(
             slope = first_order(ask, s.x, G, step=step)
         else:  # for a quadratic loss at the server the model is exact, and exchanges cost nothing
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
-        alpha = mirror_step / 10 if cut is not None and s.rounds >= cut else mirror_step
-        w = mirror_descent(w, slope, step=alpha, steps=mirror_steps, average=average, tie=tie)
+        w = mirror_descent(w, slope, step=alpha(s), steps=mirror_steps, average=average, tie=tie)
         x, moments = rule.move(s.x, w @ G, s.moments, s.rounds + 1)
         return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1)
 

@@ -63,6 +63,23 @@ def gradient_alone(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return (g, lam @ g) if static.scalar else (g,)
 
 
+@work("primal-dual/slope", update=RESULT)
+def slope_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
+    """λᵀ∇L_k(θ), one number, on the same batch as the gradient."""
+    theta, lam = shared
+    return lam @ own_gradient(shard, theta, static.batch, draw.phase("gradient"))
+
+
+class Answers(NamedTuple):
+    """(N/|A|) Σ_A w_k ∇L_k(θ), Σ_A w_k ∇²L_k(θ)λ, λᵀ∇L_k(θ) per client of A (None where nobody was asked), and the ids
+    of A."""
+
+    g: Tensor
+    Hl: Tensor
+    dots: Tensor | None
+    ids: Tensor
+
+
 @validated
 def primal_dual(
     *,
@@ -94,7 +111,8 @@ def primal_dual(
         radius: D, largest norm of the dual variable
         local_steps: K, steps on the model and the dual variable per update of the weights
         warmup: rounds that leave the weights alone until the dual variable has settled
-        scalar: who computes λᵀ∇L_k: the server from the gradients, or the client, which then sends one number more
+        scalar: who computes λᵀ∇L_k: the server from the gradients, or the client, which then sends one number more, and
+            in a secure run no gradient but in a sum
 
     Example:
         >>> import torch, coterie
@@ -114,15 +132,26 @@ def primal_dual(
         bound, residuals = least_gamma(problem, radius), theta.new_zeros(2)
         return PrimalDualState(theta, torch.zeros_like(theta), uniform(n, like=theta), 0, bound, residuals)
 
-    def answers(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, sent: bool) -> tuple[Tensor, ...]:
-        """∇L_k(θ) per row, Σ_A w_k ∇²L_k(θ)λ, λᵀ∇L_k(θ) (computed here unless clients send it) and the ids of A."""
+    def hidden(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool) -> Answers:
+        """The same from secure sums; clients compute λᵀ∇L_k(θ) themselves, where the weights are about to move."""
+        g, Hl = fed.mean(gradient_and_product, (theta, lam), weights=w, draw=at, batch=batch, scalar=False)
+        whole, ids, dots = w[fed.ids].sum(), fed.ids, None
+        if last:
+            dots, ids = fed.gather(slope_alone, (theta, lam), draw=at, batch=batch)
+        return Answers(fed.n / len(ids) * whole * g, whole * Hl, dots, ids)
+
+    def answers(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool) -> Answers:
+        """What the clients of A answer; λᵀ∇L_k(θ) is computed here unless clients send it."""
+        sent = last and scalar == "client"
+        if fed.secure is not None and scalar == "client":
+            return hidden(fed, theta, lam, w, at, last)
         if ask == "all":
             (G, HL, *dots), ids = fed.gather(gradient_and_product, (theta, lam), draw=at, batch=batch, scalar=sent)
-            return G, w[ids] @ HL, dots[0] if sent else G @ lam, ids
+            return Answers(fed.n / len(ids) * w[ids] @ G, w[ids] @ HL, dots[0] if sent else G @ lam, ids)
         (G, *dots), ids = fed.gather(gradient_alone, (theta, lam), draw=at, batch=batch, scalar=sent)
         at = at.phase("product")
         Hl = hessian_rows(asked(fed, w, ask), theta, lam[None], w, draw=at, batch=batch, columns=1)[0]
-        return G, Hl, dots[0] if sent else G @ lam, ids
+        return Answers(fed.n / len(ids) * w[ids] @ G, Hl, dots[0] if sent else G @ lam, ids)
 
     def round(fed: Federation, s: PrimalDualState, draw: Draw) -> PrimalDualState:
         if s.steps == 0 and s.bound is not None and augmentation <= s.bound:
@@ -132,14 +161,14 @@ def primal_dual(
         for k in range(local_steps):
             at, last = draw.step(k), k == local_steps - 1
             active = fed if k == 0 else fed.sample(draw=at)
-            G, Hl, dots, ids = answers(active, theta, lam, w, at, last and scalar == "client")
+            found = answers(active, theta, lam, w, at, last)
             g0 = fed.ask_target(goal_gradient, theta, draw=at.phase("target"), batch=target_batch)
-            r = fed.n / len(ids)
-            slope = torch.zeros_like(w).index_copy(0, ids, r * dots)
-            g = r * w[ids] @ G
-            residuals = torch.stack([g.norm(), (g0 + r * Hl).norm()])
-            theta = theta - step * (g0 + r * Hl + augmentation * g)
-            lam = project_ball(lam + dual_step * g, radius)
+            r = fed.n / len(found.ids)
+            if found.dots is not None:
+                slope = torch.zeros_like(w).index_copy(0, found.ids, r * found.dots)
+            residuals = torch.stack([found.g.norm(), (g0 + r * found.Hl).norm()])
+            theta = theta - step * (g0 + r * found.Hl + augmentation * found.g)
+            lam = project_ball(lam + dual_step * found.g, radius)
         if s.steps >= warmup:
             w = project_simplex(w - outer_step * tied(slope, w, tie))
         return PrimalDualState(theta, lam, w, s.steps + 1, s.bound, residuals)
