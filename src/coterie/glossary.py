@@ -29,9 +29,7 @@ METHOD_SETTINGS = {
     "server_step": "step size of the server",
     "sketch": "kind of the random projection that all clients share",
     "sketch_seed": "seed of the random projection",
-    "solver": "mirror: ask the target at every mirror step; quadratic: ask once for a second-order model; "
-    "projected: as mirror, from sums and one number per client, for secure runs; lagged: from one sum per round, for "
-    "secure runs with few clients",
+    "solver": "how the target is asked: at each mirror step, once (quadratic), or by secure sums (projected, lagged)",
     "step": "γ, step size of the model",
     "target_batch": "rows per gradient of the target's loss",
     "terms": "N, terms of the series for the inverse Hessian",

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,11 @@ def test_data_that_are_missing_are_named_before_anything_runs(tmp_path: Path, mo
     with pytest.raises(UsageError, match=r"data set cifar10 was not found.*coterie data get cifar10"):
         reproduce(chosen, chosen.at("paper"), "paper", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_of_verdicts_names_results_that_are_stored() -> None:
+    text = (DOCS / "papers" / "verdicts.md").read_text(encoding="utf-8")
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and "**" not in line]
+    named = [name for row in rows[1:] for name in re.findall(r"`([^`]+)`", row[-1])]
+    assert len(named) >= 15
+    assert {name for name in named if not (DOCS / "results" / f"{name}.json").is_file()} == set()
