@@ -16,6 +16,7 @@ from coterie.reproduce import markdown
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS / "results"
+NUMBERS = re.compile(r"\[\s+((?:-?[\d.]+(?:e[-+]?\d+)?|null)(?:,\s+(?:-?[\d.]+(?:e[-+]?\d+)?|null))*)\s+\]")
 PLACE = re.compile(r"(<!-- result: (?P<name>\S+) (?P<scale>\S+) -->\n).*?(<!-- end of result -->)", re.DOTALL)
 
 
@@ -38,8 +39,13 @@ def take(source: Path) -> Path:
     """A result of `coterie reproduce` into docs/results."""
     result = json.loads(source.read_text(encoding="utf-8"))
     out = RESULTS / f"{result['name']}-{result['scale']}.json"
-    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    out.write_text(on_few_lines(json.dumps(result, indent=1, ensure_ascii=False)) + "\n", encoding="utf-8")
     return out
+
+
+def on_few_lines(text: str) -> str:
+    """JSON with every list of numbers on one line."""
+    return NUMBERS.sub(lambda found: f"[{', '.join(part.strip() for part in found[1].split(','))}]", text)
 
 
 def main() -> None:
