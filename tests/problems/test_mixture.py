@@ -323,15 +323,3 @@ def test_the_papers_sizes_on_goemotions(monkeypatch: pytest.MonkeyPatch) -> None
     alphabetical = [2, 11, 14, 25, 26, 2, 25, 26, 2]
     assert all(int(c[emotion]) > 0 for c, emotion in zip(counts[11:], alphabetical, strict=True))
     assert [1000 - int(c[27]) for c in counts[12:14]] == [498, 515]
-
-
-def test_selection_rows_are_set_apart_from_the_test() -> None:
-    plain, problem = mixture(Context(0)), mixture(Context(0), selection=10)
-    assert plain.test is not None
-    assert problem.test is not None
-    assert problem.selection is not None
-    both = torch.cat([problem.selection.all().columns[0], problem.test.all().columns[0]])
-    assert len(problem.selection.all().columns[-1]) == 10
-    assert sorted(row.sum().item() for row in both) == sorted(row.sum().item() for row in plain.test.all().columns[0])
-    with pytest.raises(UsageError, match="leaves none to test on"):
-        mixture(Context(0), selection=10_000)

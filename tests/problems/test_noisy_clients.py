@@ -131,15 +131,3 @@ def test_class_lists_may_overlap_as_in_the_iid_case():
 def test_bad_class_lists_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         noisy_clients(Context(0), **options)
-
-
-def test_selection_rows_are_set_apart_from_the_test() -> None:
-    plain, problem = noisy_clients(Context(0)), noisy_clients(Context(0), selection=10)
-    assert plain.test is not None
-    assert problem.test is not None
-    assert problem.selection is not None
-    both = torch.cat([problem.selection.all().columns[0], problem.test.all().columns[0]])
-    assert len(problem.selection.all().columns[-1]) == 10
-    assert sorted(row.sum().item() for row in both) == sorted(row.sum().item() for row in plain.test.all().columns[0])
-    with pytest.raises(UsageError, match="leaves none to test on"):
-        noisy_clients(Context(0), selection=10_000)

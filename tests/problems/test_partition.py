@@ -1,10 +1,15 @@
 """Partitions: everybody gets equally many rows, nobody the same, and shards hold two classes."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from coterie.errors import UsageError
 from coterie.numerics import Draw
+from coterie.problems import Context, Weighting
+from coterie.problems.catalogue.mixture import mixture
+from coterie.problems.catalogue.noisy_clients import noisy_clients
 from coterie.problems.data.partition import long_tail, long_tail_counts, partition, split
 
 LABELS = torch.arange(1000) % 10
@@ -65,3 +70,16 @@ def test_classes_are_dealt_at_random_and_evenly() -> None:
     assert {len(LABELS[part].unique()) for part in uneven} == {3}
     assert int(holders.max()) - int(holders.min()) <= 1
     assert len(torch.cat(uneven)) == len(torch.cat(uneven).unique())
+
+
+@pytest.mark.parametrize("made", [noisy_clients, mixture], ids=["noisy-clients", "mixture"])
+def test_selection_rows_are_set_apart_from_the_test(made: Callable[..., Weighting]) -> None:
+    plain, problem = made(Context(0)), made(Context(0), selection=10)
+    assert plain.test is not None
+    assert problem.test is not None
+    assert problem.selection is not None
+    both = torch.cat([problem.selection.all().columns[0], problem.test.all().columns[0]])
+    assert len(problem.selection.all().columns[-1]) == 10
+    assert sorted(row.sum().item() for row in both) == sorted(row.sum().item() for row in plain.test.all().columns[0])
+    with pytest.raises(UsageError, match="leaves none to test on"):
+        made(Context(0), selection=10_000)

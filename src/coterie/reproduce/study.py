@@ -46,14 +46,11 @@ class Budget(NamedTuple):
     of: Literal["exchanges", "megabytes", "rounds"]
     amount: int
 
-    def settings(self, given: Settings) -> dict[str, Any]:
-        """What a run with these settings gets: it may take as many rounds as the budget allows.
-
-        Args:
-            given: the settings of the run.
+    def settings(self) -> dict[str, Any]:
+        """What every run gets: it may take as many rounds as the budget allows.
 
         Example:
-            >>> Budget("exchanges", 100).settings({"run.rounds": 5})
+            >>> Budget("exchanges", 100).settings()
             {'run.exchanges': 100, 'run.rounds': 100}
         """
         if self.of == "megabytes":
@@ -132,7 +129,7 @@ class Table:
 
     def _merged(self, own: Settings) -> dict[str, Any]:
         merged = self.adjust({**EVERY_RUN, **self.common, **own})
-        return merged if self.budget is None else {**merged, **self.budget.settings(merged)}
+        return merged if self.budget is None else {**merged, **self.budget.settings()}
 
     def folder(self, settings: Settings) -> str:
         """The name of a run's folder, the same for the same settings."""
