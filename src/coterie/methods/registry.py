@@ -11,6 +11,7 @@ from coterie.methods.base import About, Method, validated
 FEDNEST = "FedNest (Tarzanagh et al. 2022)"
 FEDSEP = "FedSep (Li and Huang 2023)"
 MERITFED = "MeritFed (Tupitsa et al. 2024)"
+SOBA = "SOBA/SABA (Dagréou et al. 2022)"
 WEIGHTED_NODES = "Adaptively weighted nodes (2023)"
 
 
@@ -86,7 +87,14 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("lfednest-svrg", FEDNEST, "light FedNest with variance-reduced local steps in the inner problem"),
         ("lfednest-nonalt", FEDNEST, "light FedNest where each client solves its own nested problem"),
     ),
-    "nested.": (("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),),
+    "nested.": (
+        ("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),
+        ("soba", SOBA, "nested problems in one loop: inner variable, linear system and outer variable move together"),
+        ("saba", SOBA, "SOBA with variance reduction over clients, by tables that stay at them"),
+        ("ma-soba", "Chen et al. 2023", "SOBA with a moving average of the outer direction"),
+        ("stocbio", "Ji et al. 2021", "inner steps, a Neumann series for the hypergradient, an outer step"),
+        ("f2sa", "Kwon et al. 2023", "nested problems by first derivatives alone, with a growing penalty"),
+    ),
     "submodels.": (
         ("fedsep-submodel", FEDSEP, "sub-models chosen by each client's data"),
         ("heterofl", "Diao et al. 2021", "sub-models of the first kernels"),
@@ -131,6 +139,7 @@ SECURE = {
     **dict.fromkeys(("bilevel", "bilevel-accelerated", "fednest-weights", "sustain"), "yes"),
     **dict.fromkeys(("ditto", "local-svrg", "pfedme", "fedavg", "local-train", "sgd-full", "sgd-ideal"), "yes"),
     **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
+    **dict.fromkeys(("soba", "saba", "ma-soba", "stocbio", "f2sa"), "yes"),
     **dict.fromkeys(("fedsep", "uncompressed"), "yes"),
     "meritfed": 'solver = "lagged" or "projected"',
     "primal-dual": 'scalar = "client"',
