@@ -45,7 +45,7 @@ def reproduce(
         listed = [
             {"name": s.name, "paper": s.page.lstrip("./"), "what": s.what, "scales": [*s.scales]} for s in STUDIES
         ]
-        print_rows(listed, json)
+        print_rows(listed, json, ("name", "what", "scales"))
         return
     if name == "check":
         _check(stored or [], out or new_folder("reproduce-check"), cells, tolerance, jobs, json)
