@@ -65,10 +65,17 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("local-svrg", WEIGHTED_NODES, "variance-reduced local steps, averaged with fixed weights (Alg. 1)"),
         ("pfedme", "T Dinh et al. 2020", "Moreau envelopes, personal models for the target or for every client"),
         ("fedavg", "McMahan et al. 2017", "plain average of local updates"),
+        ("fedprox", "Li et al. 2020", "average of local steps that a proximal term holds near the common model"),
+        ("scaffold", "Karimireddy et al. 2020", "average of local steps corrected by control variates"),
         ("local-train", "baseline", "training on the target's own rows alone, or every client alone"),
         ("sgd-full", MERITFED, "parallel SGD over all clients"),
         ("sgd-ideal", MERITFED, "parallel SGD over the true friends, where they are known"),
         ("fixed-weights", "baseline", "gradient descent with weights that are given"),
+    ),
+    "baselines.fedopt": (
+        ("fedavgm", "Hsu et al. 2019", "FedAvg with momentum at the server"),
+        ("fedadam", "Reddi et al. 2021", "FedAvg with Adam at the server"),
+        ("fedyogi", "Reddi et al. 2021", "FedAvg with Yogi at the server"),
     ),
     "robust": (
         ("krum", "Blanchard et al. 2017", "robust: the update nearest to most others"),
@@ -130,6 +137,7 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 SECURE = {
     **dict.fromkeys(("bilevel", "bilevel-accelerated", "fednest-weights", "sustain"), "yes"),
     **dict.fromkeys(("ditto", "local-svrg", "pfedme", "fedavg", "local-train", "sgd-full", "sgd-ideal"), "yes"),
+    **dict.fromkeys(("fedprox", "scaffold", "fedavgm", "fedadam", "fedyogi"), "yes"),
     **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
     **dict.fromkeys(("fedsep", "uncompressed"), "yes"),
     "meritfed": 'solver = "lagged" or "projected"',
