@@ -21,6 +21,7 @@ METHOD_SETTINGS = {
     "mirror_step": "α, step size of the mirror descent on the weights",
     "mirror_steps": "mirror steps on the weights per round",
     "outer_step": "α, step size of the outer variable or of the weights",
+    "personal": "what stays at the clients: norm (batch norm), the number of last layers, or names of parameters",
     "redraw": "draw the clients of each phase of a round anew, as Algorithm 3 does, instead of once per round",
     "restart": "start the weights uniformly in every round instead of where the last round ended",
     "series": "how the inverse Hessian is applied: Neumann series with all or random rows, or conjugate gradients",
