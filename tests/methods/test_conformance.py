@@ -30,8 +30,9 @@ QUICK: dict[str, dict[str, Any]] = {
     **dict.fromkeys(DISTILLERS, DISTIL),
     "fedsep-submodel": {**FEW, "decode_steps": 2},
     "feddst": {**FEW, "readjust": 2},
+    **{key: {**FEW, "personal": ["*bias"]} for key in ("fedper", "fedrep", "fedbn")},  # small problems have one layer
 }
-"""Settings that only save time."""
+"""Settings that save time, or that a method needs on small problems."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
 
