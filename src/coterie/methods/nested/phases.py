@@ -61,10 +61,15 @@ class Inverse(NamedTuple):
 
 def start(problem: NestedProblem, n: int, *paces: Pace) -> NestedState:
     """The start of a nested problem; every list of local steps must fit the number of clients."""
+    check_paces(n, *paces)
+    return NestedState(problem.start, problem.inner_start, problem.task.kind)
+
+
+def check_paces(n: int, *paces: Pace) -> None:
+    """A list of local steps has one number per client."""
     for steps in paces:
         if isinstance(steps, list) and len(steps) != n:
             raise UsageError(f"a list of {len(steps)} local step numbers was given for {n} clients; give {n}, or one.")
-    return NestedState(problem.start, problem.inner_start, problem.task.kind)
 
 
 def view(s: NestedState) -> View:
