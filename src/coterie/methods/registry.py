@@ -8,6 +8,7 @@ from typing import Any
 from coterie import plugins
 from coterie.methods.base import About, Method, validated
 
+FEDBIO = "FedBiO (Li, Huang and Huang 2023)"
 FEDNEST = "FedNest (Tarzanagh et al. 2022)"
 FEDSEP = "FedSep (Li and Huang 2023)"
 MERITFED = "MeritFed (Tupitsa et al. 2024)"
@@ -86,7 +87,13 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("lfednest-svrg", FEDNEST, "light FedNest with variance-reduced local steps in the inner problem"),
         ("lfednest-nonalt", FEDNEST, "light FedNest where each client solves its own nested problem"),
     ),
-    "nested.": (("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),),
+    "nested.": (
+        ("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),
+        ("fedbio", FEDBIO, "nested problems by local steps on x, y and the linear system between them"),
+        ("fedbioacc", FEDBIO, "FedBiO with recursive momentum, which corrects local steps"),
+        ("simfbo", "Yang, Xiao and Ji 2023", "nested problems in one loop, with step sizes of the server's own"),
+        ("fedmbo", "Huang, Zhang and Ji 2023", "nested problems by hypergradients from parallel chains of clients"),
+    ),
     "submodels.": (
         ("fedsep-submodel", FEDSEP, "sub-models chosen by each client's data"),
         ("heterofl", "Diao et al. 2021", "sub-models of the first kernels"),
@@ -131,6 +138,7 @@ SECURE = {
     **dict.fromkeys(("bilevel", "bilevel-accelerated", "fednest-weights", "sustain"), "yes"),
     **dict.fromkeys(("ditto", "local-svrg", "pfedme", "fedavg", "local-train", "sgd-full", "sgd-ideal"), "yes"),
     **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
+    **dict.fromkeys(("fedbio", "fedbioacc", "simfbo"), "yes"),
     **dict.fromkeys(("fedsep", "uncompressed"), "yes"),
     "meritfed": 'solver = "lagged" or "projected"',
     "primal-dual": 'scalar = "client"',

@@ -69,14 +69,19 @@ class Inverse(NamedTuple):
 
 def start(problem: NestedProblem, n: int, *paces: Pace) -> NestedState:
     """The start of a nested problem; every list of local steps must fit the number of clients."""
-    for steps in paces:
-        if isinstance(steps, list) and len(steps) != n:
-            raise UsageError(f"a list of {len(steps)} local step numbers was given for {n} clients; give {n}, or one.")
+    check_paces(n, *paces)
     x, y = (
         Memory.start(value, n) if problem.task.own == name else value
         for name, value in (("x", problem.start), ("y", problem.inner_start))
     )
     return NestedState(x, y, problem.task.kind)
+
+
+def check_paces(n: int, *paces: Pace) -> None:
+    """A list of local steps has one number per client."""
+    for steps in paces:
+        if isinstance(steps, list) and len(steps) != n:
+            raise UsageError(f"a list of {len(steps)} local step numbers was given for {n} clients; give {n}, or one.")
 
 
 def view(s: NestedState) -> View:

@@ -1,4 +1,4 @@
-"""Works of the nested methods: the client's part of FedInn, FedIHGP, FedOut and their light variants.
+"""Works of the nested methods: the client's part of FedInn, FedIHGP, FedOut and their light variants, and directions.
 
 Client i takes τ_i local steps of size step/τ_i, as in Theorem 3.1. Where the τ_i differ, each client receives its own;
 all clients run the largest number, and steps beyond a client's own change nothing. g is evaluated on the client's own
@@ -191,6 +191,33 @@ def simultaneous_steps(shard: Shard, shared: Tree, private: Tree, static: Static
         x_next, y_next = shard.task.x.project(x - alpha * down), shard.task.y.project(y + beta * up)
         x, y = within(nu, tau, x_next, x), within(nu, tau, y_next, y)
     return x, y
+
+
+def directions(
+    shard: Shard, x: Tensor, y: Tensor, v: Tensor, batch: int | str, draw: Draw
+) -> tuple[Tensor, Tensor, Tensor]:
+    """D_y = ∇_y g_i,  D_v = ∇²_yy g_i v + ∇_y f_i  and  D_x = ∇_x f_i + ∇²_xy g_i v  at (x, y, v).
+
+    D_v is the gradient of ½ vᵀ∇²_yy g v + vᵀ∇_y f, so that v* = −[∇²_yy g]⁻¹ ∇_y f = −p of FedNest, and D_x is the
+    hypergradient at y* and v*. All terms in g see one batch, all terms in f another. Where v is empty there is no
+    indirect term (minimax problems), where y is empty no inner problem (single-level problems).
+    """
+    task = shard.task
+    inner = draw_batch(own_rows(shard), batch, draw.phase("inner"))
+    outer = draw_batch(goal_rows(shard), batch, draw.phase("outer"))
+    d_y = task.inner_gradient(x, y, inner) if len(y) else y
+    d_x = task.direct_gradient(x, y, outer)
+    if not len(v):
+        return d_y, v, d_x
+    d_v = task.inner_hvp(x, y, v, inner) + task.outer_gradient(x, y, outer)
+    return d_y, d_v, d_x + task.cross(x, y, v, inner)
+
+
+@work("nested/directions", update=RESULT)
+def joint_directions(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """(D_y, D_v, D_x) at the shared (x, y, v), on one batch of each level; one exchange for all three."""
+    x, y, v = shared
+    return directions(shard, x, y, v, static.batch, draw)
 
 
 def _inner_difference(shard: Shard, x: Tensor, y_i: Tensor, y: Tensor, batch: Batch) -> Tensor:
