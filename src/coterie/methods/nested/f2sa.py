@@ -15,7 +15,7 @@ Federated: y and z share an exchange; the direction of x is at the new y and z, 
 Deviations: the penalty is a power of k, as in the paper's theorems, instead of a sequence of differences δ_k. The steps
 of y and z are ρ/λ and ρ, one setting. g sees one batch for y and z (and another for x), not two: then the noise of
 λ (∇g(x, y) − ∇g(x, z)) does not grow with λ. The paper's algorithm was not at hand as a text; this follows its formulas
-as benchmark_bilevel and later papers state them.
+as benchmark_bilevel and later papers state them. x, y and z are projected where they have a set.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, View, validated
-from coterie.methods.nested.steps import Curvature, Step, StepRule
+from coterie.methods.nested.steps import CONDITION, NESTED, SUPPORTS, Estimates, Step, StepRule
 from coterie.methods.shared.works import draw_batch, goal_rows, own_rows
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Count, NonNegative
@@ -40,7 +40,7 @@ class F2saState(NamedTuple):
     z: Tensor
     k: int
     kind: str
-    curvature: Curvature
+    estimates: Estimates
 
 
 @work("f2sa/inner-gradients", update=RESULT)
@@ -80,12 +80,12 @@ def f2sa(
     Symbols: ρ = step, γ = outer_step, λ_0 = penalty, c = growth, T = inner_steps.
 
     Cost: T + 1 rounds per call of round, with 2 T d_y + d_x numbers per client up; 1 for single-level problems.
-    Steps "auto" take at most 80 rounds more, in the first call, and these use Hessian products.
+    Steps "auto" take at most 43 rounds more, in the first call, and these use Hessian products.
 
     Args:
         step: ρ, step size of z, and λ times that of y; "auto" takes 1/(L + L_f/λ_0), with the curvatures L of the
             inner and L_f of the outer loss in y
-        outer_step: γ, step size of x; "auto" takes 1/((1 + κ/T) K), with the curvature K of the outer objective
+        outer_step: γ, step size of x; "auto" chooses it by a small model of the problem
         penalty: λ_0, penalty of the first round; "auto" takes 100 L_f/μ, with the least curvature μ of the inner loss
         growth: c, the penalty of round k + 1 is λ_0 (k + 1)^c; 0 keeps it
         inner_steps: T, steps of y and z per round, one exchange each
@@ -97,41 +97,41 @@ def f2sa(
         'f2sa'
     """
 
-    rule = StepRule(step, outer_step, inner_steps=inner_steps)
+    rule = StepRule(step, outer_step, inner_steps=inner_steps, fresh=True)
 
     def init(problem: NestedProblem, n: int) -> F2saState:
         y = problem.inner_start
-        return F2saState(problem.start, y, y, 0, problem.task.kind, Curvature())
+        return F2saState(problem.start, y, y, 0, problem.task.kind, Estimates())
 
     def round(fed: Federation, s: F2saState, draw: Draw) -> F2saState:
-        curvature = rule.estimated(fed, s, also=penalty == "auto")
-        first = first_penalty(curvature)
-        rho, gamma = rule.sizes(with_goal(curvature, first))
+        estimates = rule.estimated(fed, s, also=penalty == "auto")
+        first = first_penalty(estimates)
+        rho, gamma = rule.sizes(with_goal(estimates, first))
         lam = first * (s.k + 1) ** growth
         x, y, z = s.x, s.y, s.z
         for t in range(inner_steps if len(y) else 0):
             at = draw.phase("inner").step(t)
             d_z, d_y = fed.mean(inner_gradients, (x, y, z), draw=at, batch=batch, penalty=lam)
-            z, y = z - rho * d_z, y - rho * d_y
+            z, y = fed.task.y.project(z - rho * d_z), fed.task.y.project(y - rho * d_y)
         d_x = fed.mean(outer_gradient, (x, y, z), draw=draw.phase("outer"), batch=batch, penalty=lam)
-        return F2saState(x - gamma * d_x, y, z, s.k + 1, s.kind, curvature)
+        return F2saState(fed.task.x.project(x - gamma * d_x), y, z, s.k + 1, s.kind, estimates)
 
-    def first_penalty(c: Curvature) -> float:
+    def first_penalty(c: Estimates) -> float:
         """λ_0."""
         if isinstance(penalty, str):
-            return max(1.0, c.goal * c.condition / c.inner) / ACCURACY
+            return max(1.0, c.goal / max(c.least, c.inner / CONDITION)) / ACCURACY
         return penalty
 
     def view(s: F2saState) -> View:
         seen = View(s.x, inner=s.z if len(s.z) else None)
         if s.k == 0:
             return seen
-        first = first_penalty(s.curvature)
-        return seen._replace(more={**rule.record(with_goal(s.curvature, first)), "penalty": first * s.k**growth})
+        first = first_penalty(s.estimates)
+        return seen._replace(more={**rule.record(with_goal(s.estimates, first)), "penalty": first * s.k**growth})
 
-    return Method("f2sa", init, round, view, needs=frozenset({"nested"}))
+    return Method("f2sa", init, round, view, NESTED, SUPPORTS)
 
 
-def with_goal(c: Curvature, penalty: float) -> Curvature:
+def with_goal(c: Estimates, penalty: float) -> Estimates:
     """The curvatures of g + f/λ, of which y takes steps."""
     return c._replace(inner=c.inner + c.goal / penalty)
