@@ -6,12 +6,13 @@ Every client is a node of its own in this process, so that the protocol is run a
 part of the noise from the system's entropy. All arms of a problem have the same settings and the same number of rounds:
 
     in the open   the plain method, `solver = "mirror"`
-    projected     the plain method in secure sums, one mirror step per round; "refused" where the rule of leverages ends it
+    projected     the plain method in secure sums, one mirror step per round; the rule of leverages may refuse it
     lagged        one sum and one number per client and round
     clipped       lagged, with updates of length `privacy.clip` at most and no noise; the weights move slowly
     epsilon       the same with noise; z is that of the exact Gaussian mechanism for all uploads of the run
 
-`--page` writes the table into docs/secure.md, from what is stored. Fed-Heart-Disease needs `coterie data get heart-disease`.
+`--page` writes the table into docs/secure.md, from what is stored. Fed-Heart-Disease needs
+`coterie data get heart-disease`.
 """
 
 import argparse

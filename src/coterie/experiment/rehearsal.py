@@ -21,8 +21,7 @@ ROUNDS = 2  # some methods ask other things in their first round
 COMPARING = {
     "clip": "set federation.clip = none.",
     "norm": "leave it out; federation.range bounds every number.",
-    "compress": "each client's entries stand at places of their own: set federation.compress = none, or use fedsep, whose "
-    "sketches can be summed.",
+    "compress": "set federation.compress = none, or use fedsep, whose sketches can be summed.",
 }
 """Settings of [federation] that a secure run refuses, and the remedy."""
 
