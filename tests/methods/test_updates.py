@@ -23,7 +23,7 @@ NO_MOVE = {
     "ds-fl/learn-and-predict",  # sends class probabilities: an opinion, which is not 0 where nothing moved
     "feddst/dynamic-steps",  # a weight that is dropped and grown again begins at 0, whatever the gradient
 }
-SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel"}  # which noise cannot hide
+SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel", "ifca"}  # which noise cannot hide
 
 
 def watched(case: Case, rounds: int = 2, **settings: Any) -> Watched:
