@@ -55,6 +55,20 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("afl", "Mohri et al. 2019", "minimax over mixtures of the clients, without a target"),
         ("exact-gd", "baseline", "exact hypergradient by a dense Hessian; small models"),
         ("fednest-weights", FEDNEST, "FedNest with client weights as outer variable"),
+        ("fedlaw", "Li et al. 2023", "weights and shrinkage of the averaged model, learned on the target's rows"),
+        ("fedawa", "Shi et al. 2025", "weights under which the clients' updates agree with their sum"),
+        ("feddisco", "Ye et al. 2023", "weights by size and by how evenly the classes are distributed"),
+        ("fedce", "Jiang et al. 2023", "weights by contribution: what updates and rows add to those of the others"),
+    ),
+    "collaboration.": (
+        ("fedfomo", "Zhang et al. 2021", "every client mixes the downloaded models that lower its validation loss"),
+        ("fedamp", "Huang et al. 2021", "similar models are drawn to each other by attentive messages"),
+        ("apple", "Luo and Wu 2022", "every client learns how to combine the core models of all"),
+        ("fedala", "Zhang et al. 2023", "every client mixes the global model into its own, entry by entry"),
+        ("pfedgraph", "Ye et al. 2023b", "a collaboration graph by the cosine between updates and by sizes"),
+        ("cobo", "Hashemi et al. 2024", "pairs of clients are linked if their gradients agree half-way"),
+        ("dpfl", "Kharrat et al. 2025", "every client chooses collaborators greedily by its validation loss"),
+        ("fedcollab", "Bao et al. 2023", "coalitions by divergence and size before training, then averaging in each"),
     ),
     "baselines.": (
         (
@@ -146,11 +160,15 @@ SECURE = {
     **dict.fromkeys(("fedprox", "scaffold", "fedavgm", "fedadam", "fedyogi"), "yes"),
     **dict.fromkeys(("fedper", "fedrep", "fedbn", "apfl", "qffl"), "yes"),
     **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
-    **dict.fromkeys(("fedsep", "uncompressed"), "yes"),
+    **dict.fromkeys(("fedsep", "uncompressed", "fedala", "feddisco"), "yes"),
     "meritfed": 'solver = "lagged" or "projected"',
     "primal-dual": 'scalar = "client"',
 }
 """The methods that need sums and single numbers only, as they are or with a setting; a test rehearses all of them."""
+
+LEARNING = ("weights.", "collaboration.")
+"""The families that learn whom to learn from."""
+WITHOUT_WEIGHTS = ("fedala",)  # it has one weight per parameter, and none per client
 
 METHODS: tuple[MethodEntry, ...] = tuple(
     MethodEntry(
@@ -158,7 +176,7 @@ METHODS: tuple[MethodEntry, ...] = tuple(
         home + name.replace("-", "_") if home.endswith(".") else home,
         summary,
         paper=paper,
-        learns_weights=home == "weights.",
+        learns_weights=home in LEARNING and name not in WITHOUT_WEIGHTS,
         grid=GRIDS.get(name, {}),
         secure=SECURE.get(name, "no"),
     )
