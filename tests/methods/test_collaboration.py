@@ -173,8 +173,8 @@ def test_fedamp_traffic(small: Weighting) -> None:
 
 
 def test_apple_with_fixed_weights_is_averaging(small: Weighting) -> None:
-    """One step of core models with p = 1/K moves their mean as FedAvg does with a K-th of the step."""
-    method = apple(step=0.5, local_steps=1, batch="all", weight_step=0.0)
+    """One step of core models with p = 1/K moves their mean as FedAvg's step does."""
+    method = apple(step=0.1, local_steps=1, batch="all", weight_step=0.0)
     s = play(method, small, 3)
     theirs = play(fedavg(step=0.1, local_steps=1, batch="all"), small, 3).x
     torch.testing.assert_close(method.view(s).model, theirs.expand(5, -1))
@@ -183,7 +183,7 @@ def test_apple_with_fixed_weights_is_averaging(small: Weighting) -> None:
 
 def test_apple_steps_by_autograd(small: Weighting) -> None:
     """Both variables follow the gradient of L_i(Σ_j p_j c_j) + (μλ/2) ‖p − p⁰‖², and λ halves half-way."""
-    method = apple(step=0.3, local_steps=2, batch="all", weight_step=0.02, penalty=0.7, horizon=2)
+    method = apple(step=0.06, local_steps=2, batch="all", weight_step=0.02, penalty=0.7, horizon=2)
     before, after = play(method, small, 1), play(method, small, 2)
     C, anchor = before.C, torch.full((5,), 0.2, dtype=WIDE)
     for k in range(5):
