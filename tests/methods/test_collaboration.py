@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 from learners import federation, play
-from test_collaborate import local, mean_estimation, own_shards, validation_loss
+from test_collaborate import local, mean_estimation, own_shards, run, validation_loss
 from torch import Tensor
 
 from coterie.errors import UsageError
+from coterie.experiment.build import assemble
+from coterie.experiment.config import load
+from coterie.experiment.loop import run_rounds
 from coterie.methods import (
     Method,
     apple,
@@ -481,9 +484,7 @@ def test_fedcollab_refuses_several_inputs() -> None:
             out: Tensor = self.net(a + b)
             return out
 
-    import coterie
-
-    problem = coterie.Weighting.on([shard] * 2, validation=[shard] * 2, model=Two(), loss="cross_entropy")
+    problem = Weighting.on([shard] * 2, validation=[shard] * 2, model=Two(), loss="cross_entropy")
     with pytest.raises(UsageError, match="take one array of inputs, and this problem has several; choose"):
         fedcollab().init(problem, 2)
 
@@ -513,3 +514,32 @@ def test_weight_goes_to_the_clients_of_the_same_mean(name: str) -> None:
     error = (view.model - centres).square().sum(1).mean()
     by_self = (alone(problem, 40, **WHOLE) - centres).square().sum(1).mean()
     assert float(error) < 0.8 * float(by_self)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedfomo", "fedamp", "apple", "pfedgraph", "dpfl", "fedcollab"])
+def test_personal_models_of_digits_groups_are_better_than_one_for_all_and_than_alone(name: str) -> None:
+    """Setting 4, 40 rounds, all settings at their defaults (the table of docs/collaborate.md)."""
+    settings = {"problem__setting": 4, "problem__everyone": True, "run__record": 40}
+    accuracy = run(name, 40, **settings).summary["final"]["personal_accuracy"]
+    for other in ("fedavg", "local-train"):
+        assert accuracy > run(other, 40, **settings).summary["final"]["personal_accuracy"] + 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "least"), [("cobo", 0.05), ("fedala", 0.02)])
+def test_slower_ones_are_ahead_of_one_model_for_all_on_friends(name: str, least: float) -> None:
+    """Where strangers permute the labels; `cobo` has to look at each pair first, `fedala` has one global model."""
+    ours, theirs = (
+        run_rounds(
+            assemble(
+                load(
+                    sets={"problem.everyone": True, "run.record": 40, "federation.mode": "vmap"},
+                    flags={"run.method": method, "run.problem": "friends", "run.rounds": 40, "run.baselines": []},
+                )
+            ),
+            None,
+        ).summary["final"]["personal_accuracy"]
+        for method in (name, "fedavg")
+    )
+    assert ours > theirs + least
