@@ -17,6 +17,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "local-train": {"everyone": True},
     "ditto": {"everyone": True, "penalty": 0.1},
+    "fedfomo": {"downloads": 5},
+    "fedala": {},
     "fedper": {},
     "fedrep": {"head_steps": EPOCH},
     "apfl": {},
