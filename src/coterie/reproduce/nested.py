@@ -13,6 +13,10 @@ SOLVERS = (
     "lfednest",
     "lfednest-svrg",
     "lfednest-nonalt",
+    "fedbio",
+    "fedbioacc",
+    "simfbo",
+    "fedmbo",
 )
 """All methods that take a bilevel problem; a test compares with the registry."""
 DENSE = ("exact-gd", "rfho")
