@@ -13,6 +13,11 @@ SOLVERS = (
     "lfednest",
     "lfednest-svrg",
     "lfednest-nonalt",
+    "soba",
+    "saba",
+    "ma-soba",
+    "stocbio",
+    "f2sa",
     "fedbio",
     "fedbioacc",
     "simfbo",
@@ -91,7 +96,7 @@ STUDIES = (
         "every bilevel solver on nested-quadratic, whose optimum is known",
         {
             "small": _gaps(
-                {"run.problem": "nested-quadratic"}, 400, "10 clients, 6 + 8 dimensions, condition 5; float64."
+                {"run.problem": "nested-quadratic"}, 200, "10 clients, 6 + 8 dimensions, condition 5; float64."
             ),
             "paper": _gaps(
                 flat(run={"problem": "nested-quadratic"}, problem={"clients": 100, "condition": 20.0}),
@@ -114,7 +119,7 @@ STUDIES = (
         PAGE,
         "weights of corrupted rows: solvers that can bear a weight per row",
         {
-            "small": _accuracy(SHARED, 200, f"Digits, 10 clients, {CLEANING}.", CLEANED),
+            "small": _accuracy(SHARED, 100, f"Digits, 10 clients, {CLEANING}.", CLEANED),
             "paper": _accuracy({**SHARED, "problem.data": "mnist"}, 1000, f"MNIST, 10 clients, {CLEANING}.", CLEANED),
         },
     ),
@@ -125,7 +130,7 @@ STUDIES = (
         {
             "small": _accuracy(
                 flat(run={"problem": "hyper-representation"}, problem={"hidden": 32}),
-                200,
+                100,
                 "Digits, 20 clients, 32 hidden units.",
             ),
             "paper": _accuracy(
@@ -139,6 +144,6 @@ STUDIES = (
         "bilevel-weights",
         PAGE,
         "client weights as the outer variable: learners on a least-squares problem with known F",
-        {"small": _weights(8, 400), "paper": _weights(40, 2000)},
+        {"small": _weights(8, 200), "paper": _weights(40, 2000)},
     ),
 )

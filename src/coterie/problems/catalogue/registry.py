@@ -45,6 +45,7 @@ CATALOGUE: tuple[tuple[str, str, str], ...] = (
         "catalogue.mixture",
         "the target knows some classes, friends mix them with others, strangers have none of them",
     ),
+    ("dirichlet", "catalogue.dirichlet", "classes in Dirichlet proportions; every client has test rows of its own"),
     ("heart-disease", "catalogue.heart_disease", "patients of four hospitals (FLamby), one is the target"),
     ("femnist", "catalogue.leaf", "handwritten characters in LEAF's format; every writer is a client"),
     ("shakespeare", "catalogue.leaf", "the next letter, in LEAF's format; every role is a client"),
