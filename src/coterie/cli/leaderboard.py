@@ -36,7 +36,6 @@ def leaderboard(
     for complaint in missing:
         console.print(complaint, markup=False, soft_wrap=True)
     folder = out or new_folder("leaderboard", scale)
-    ended: dict[str, str] = {}
     with RunsBar(console) as bar:
         result = run_all(
             scale,
@@ -48,13 +47,12 @@ def leaderboard(
             dry=read,
             watch=bar,
         )
-        ended = dict(bar.ended)
     if json:
         print_json(result)
     else:
         console.print((folder / f"leaderboard-{scale}.md").read_text(encoding="utf-8"), markup=False, soft_wrap=True)
         console.print(f"This is in {folder}/leaderboard-{scale}.md and .json.", markup=False, soft_wrap=True)
-    failed = [run for run, outcome in ended.items() if outcome not in MEASURED]
+    failed = [run.name for run, outcome in bar.ended.items() if outcome not in MEASURED]
     if failed:
         raise RunError(f"{len(failed)} of the runs did not finish, and the tables lack them: {', '.join(failed)}.")
 
