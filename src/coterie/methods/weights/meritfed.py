@@ -136,8 +136,8 @@ def meritfed(
         server_step: η of the server's rule where that does not say it; γ if not set
         momentum: β of the server's rule where that does not say it
         second_momentum: β₂ of the server's rule where that does not say it
-        link: how weights follow from the slopes: softmax (mirror descent), or logistic (equally good clients get equal
-            weights; mirror_step, cut, average, restart and tie then play no part)
+        link: softmax for mirror descent, or logistic, which gives equally good clients equal weights and needs none of
+            mirror_step, cut, average, restart and tie
 
     Example:
         >>> import torch, coterie
