@@ -136,8 +136,7 @@ def meritfed(
         server_step: η of the server's rule where that does not say it; γ if not set
         momentum: β of the server's rule where that does not say it
         second_momentum: β₂ of the server's rule where that does not say it
-        link: softmax for mirror descent, or logistic, which gives equally good clients equal weights and needs none of
-            mirror_step, cut, average, restart and tie
+        link: softmax (mirror descent), or logistic, by which equally good clients get equal weights
 
     Example:
         >>> import torch, coterie
