@@ -26,6 +26,7 @@ from coterie.reproduce.leaderboard import (
     ranking,
 )
 from coterie.reproduce.reading import Finished, better_off, read
+from coterie.reproduce.running import sample
 from coterie.testing.methods import SMALL
 
 Command = Callable[..., Any]
@@ -110,6 +111,21 @@ def test_decisions_are_drawn_from_the_results() -> None:
         "| everyone wants a model; there are groups | **collaborate** | 0.800 | ditto 0.750 | 0.700 | 0.900 |" in text
     )
     assert text.count("#### ") == len(names)
+
+
+def test_only_what_one_run_tells_can_be_checked() -> None:
+    for study in STUDIES:
+        table = study.at("small")
+        values = {row.name: [[0.5] for _ in table.columns] for row in table.rows}
+        result = {
+            "scale": "small",
+            "seeds": [0],
+            "columns": [{"name": column.name} for column in table.columns],
+            "rows": [{"name": name, "cells": [{"values": v} for v in found]} for name, found in values.items()],
+        }
+        reads = {cell.column.read for cell, _, _ in sample(study, result, 1000)}
+        assert {"megabytes", "rounds"} < reads
+        assert not [read for read in reads if read.startswith(("seconds", "better"))]
 
 
 def test_better_off_counts_the_clients_that_gain() -> None:
