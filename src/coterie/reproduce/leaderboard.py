@@ -371,7 +371,7 @@ SITUATIONS = (
 
 
 def decisions(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every situation whose problems have results: the method of the best average rank, with means to compare.
+    """For every situation: the method of the best average rank on those of its problems that have results, with means.
 
     Args:
         results: stored tables.
@@ -382,12 +382,14 @@ def decisions(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         those = [result for result in results if result["name"] in wanted]
         found = ranking(those, situation.column)
         able = {n: r for n, r in found["ranks"].items() if n != ALONE and (not situation.secure or n in SECURE)}
-        if len(found["problems"]) < len(wanted) or not able:
+        if not able:
             continue
         best = min(able, key=able.__getitem__)
         second = min((n for n in able if n != best), key=able.__getitem__, default=None)
         means = {name: found["means"].get(name) for name in (best, second, "fedavg", ALONE) if name is not None}
-        lines.append({"situation": situation.words, "take": best, "second": second, "means": means})
+        counted = f"{len(found['problems'])} of {len(wanted)}"
+        line = {"situation": situation.words, "problems": counted, "take": best, "second": second, "means": means}
+        lines.append(line)
     return lines
 
 
@@ -430,12 +432,12 @@ def page(scale: str, results: Sequence[Mapping[str, Any]], images: str = "") -> 
 
 def _decision_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     if not lines:
-        return ["No situation has results on all of its problems yet."]
-    rows = ["| situation | take | accuracy | second | fedavg | alone |", "|---" * 6 + "|"]
+        return ["There are no results yet."]
+    rows = ["| situation | problems | take | accuracy | second | fedavg | alone |", "|---" * 7 + "|"]
     for line in lines:
         means, second = line["means"], line["second"]
         other = DASH if second is None else f"{second} {_share(means.get(second))}"
-        cells = [line["situation"], f"**{line['take']}**", _share(means[line["take"]]), other]
+        cells = [line["situation"], line["problems"], f"**{line['take']}**", _share(means[line["take"]]), other]
         rows.append("| " + " | ".join([*cells, _share(means.get("fedavg")), _share(means.get(ALONE))]) + " |")
     return rows
 
