@@ -96,19 +96,22 @@ def test_ranks_are_of_methods_with_all_problems() -> None:
 
 
 def test_decisions_are_drawn_from_the_results() -> None:
-    values = {ALONE: [0.9, 0.9], "fedavg": [0.7, 0.7], "collaborate": [0.8, 0.8], "ditto": [0.75, 0.75]}
+    values = {ALONE: [0.6, 0.6], "fedavg": [0.7, 0.7], "collaborate": [0.8, 0.8], "ditto": [0.75, 0.75]}
     worst = {ALONE: [0.1, 0.1], "fedavg": [0.2, 0.2], "collaborate": [0.3, 0.3], "ditto": [0.4, 0.4]}
     names = [name for name in NAMES if name.startswith(("dirichlet", "friends-e")) or name.endswith("-everyone")]
     lines = {line["situation"]: line for line in decisions([stored(name, values, worst) for name in names])}
     assert "one target; clients attack" not in lines  # byzantine has no results
     grouped = lines["everyone wants a model; there are groups"]
-    assert (grouped["take"], grouped["second"]) == ("collaborate", "ditto")  # alone is what to compare with
-    assert grouped["means"] == {"collaborate": 0.8, "ditto": 0.75, "fedavg": 0.7, ALONE: 0.9}
+    assert (grouped["take"], grouped["second"]) == ("collaborate", "ditto")
+    assert grouped["means"] == {"collaborate": 0.8, "ditto": 0.75, "fedavg": 0.7, ALONE: 0.6}
     assert lines["everyone, and the server may see sums only"]["take"] == "ditto"  # collaborate shows updates
     assert lines["everyone, and the worst client counts"]["take"] == "ditto"
+    (alone,) = decisions([stored("heart-disease", {ALONE: [0.8, 0.8], "fedavg": [0.7, 0.7]})])
+    assert alone["take"] == ALONE  # then collaboration does not pay
+    assert alone["problems"] == "1 of 1"
     text = page("small", [stored(name, values, worst) for name in names])
     line = (
-        "| everyone wants a model; there are groups | 5 of 5 | **collaborate** | 0.800 | ditto 0.750 | 0.700 | 0.900 |"
+        "| everyone wants a model; there are groups | 5 of 5 | **collaborate** | 0.800 | ditto 0.750 | 0.700 | 0.600 |"
     )
     assert line in text
     assert text.count("#### ") == len(names)

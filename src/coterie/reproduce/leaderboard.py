@@ -192,7 +192,8 @@ MODE = {"federation.mode": "vmap", "federation.guard": False}
 
 
 def _folder(settings: Settings) -> str:
-    return f"{settings['run.method']}-{settings['run.seed']}"
+    sums = "-sums" if settings.get("method.solver") == "lagged" else ""
+    return f"{settings['run.method']}{sums}-{settings['run.seed']}"
 
 
 def _study(name: str) -> Study:
@@ -381,7 +382,7 @@ def decisions(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         wanted = {f"{PREFIX}{name}" for name in situation.problems}
         those = [result for result in results if result["name"] in wanted]
         found = ranking(those, situation.column)
-        able = {n: r for n, r in found["ranks"].items() if n != ALONE and (not situation.secure or n in SECURE)}
+        able = {name: r for name, r in found["ranks"].items() if not situation.secure or name in SECURE}
         if not able:
             continue
         best = min(able, key=able.__getitem__)
