@@ -135,8 +135,7 @@ def meritfed(
         local_steps: local steps of each client; with 1, clients send a gradient
         server_step: η, step size of the server's rule; γ if not set
         momentum: β of the server's rule, for momentum and Adam
-        link: how weights follow from the slopes: softmax (mirror descent), or logistic (equally good clients get equal
-            weights; mirror_step, cut, average, restart and tie then play no part)
+        link: weights by mirror descent (softmax), or by a saturating function of summed slopes (logistic)
 
     Example:
         >>> import torch, coterie
