@@ -4,15 +4,21 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coterie.errors import UsageError
 from coterie.experiment.config import load
-from coterie.methods.registry import method_entry
+from coterie.experiment.processes import Job
+from coterie.methods.registry import METHODS, method_entry
+from coterie.report.terminal import RunsBar
 from coterie.reproduce import STUDIES, Study, Table, check_stored, markdown, reproduce, study
+from coterie.reproduce.nested import SOLVERS
 from coterie.reproduce.pages import cell_text
 from coterie.reproduce.reading import Finished, read
 from coterie.reproduce.running import jobs
@@ -44,6 +50,20 @@ def test_every_study_can_be_configured_and_has_a_page(one: Any) -> None:
         assert len({column.name for column in table.columns}) == len(table.columns)
         for cell in cells(table):
             method_entry(cell.runs[0]["run.method"])
+
+
+def test_the_bilevel_studies_have_every_bilevel_solver() -> None:
+    fitting = {entry.name for entry in METHODS if entry.make().fits(frozenset({"nested"}))}
+    assert set(SOLVERS) == fitting
+
+
+def test_exchanges_to_a_value_are_those_of_the_first_record_that_has_it() -> None:
+    lines = [{"gap": g, "communication": {"rounds": 5 * i}} for i, g in enumerate((1.0, 0.2, None, 0.01, 0.3))]
+    moved = {"rounds": 20, "floats_up": 3, "floats_down": 4, "bytes_up": 12, "bytes_down": 16}
+    run = Finished({"communication": moved, "seconds": 1.5}, lines, {})
+    assert read(run, "reach:gap:0.1") == 15.0
+    assert read(run, "reach:gap:1e-3") is None
+    assert (read(run, "floats"), read(run, "seconds"), read(run, "rounds")) == (7.0, 1.5, 20.0)
 
 
 def test_names_are_unique() -> None:
@@ -198,8 +218,7 @@ def test_the_pages_show_what_is_stored() -> None:
     for page in maker.pages():
         text = page.read_text(encoding="utf-8")
         assert maker.filled(text) == text, f"{page.name} differs from docs/results; run python docs/tables.py"
-    shown = {f"{f['name']}-{f['scale']}" for page in maker.pages() for f in maker.PLACE.finditer(page.read_text())}
-    assert shown == {path.stem for path in maker.RESULTS.glob("*.json")}
+    assert maker.shown() == {path.stem for path in maker.RESULTS.glob("*.json")}
     for path in maker.RESULTS.glob("*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
         assert result["date"] in markdown(result)
@@ -252,6 +271,26 @@ def test_every_run_spends_the_budget_with_the_settings_that_its_grid_chose(tmp_p
     again = reproduce(STUDY, TUNED, "small", tmp_path, dry=True)
     assert {**again, "date": ""} == {**result, "date": ""}
     assert [run.agrees(1e-9) for run in check_stored(STUDY, result, tmp_path, at_once=1)] == [True, True]
+
+
+def test_a_second_value_of_the_same_runs_makes_no_runs_of_its_own(tmp_path: Path) -> None:
+    methods = [Column(name, {"run.method": name}, "final:validation_loss") for name in ("fedavg", "sgd-full")]
+    spent = Column("spent", methods[0].settings, "rounds", of="fedavg")
+    chosen = {"fedavg": {"method.step": 0.1}}
+    table = replace(TUNED, rows=(Row("all", {}),), columns=(*methods, spent), tuned=chosen)
+    runs = {column.name: table.settings(table.rows[0], column, 0) for column in table.columns}
+    assert runs["spent"] == runs["fedavg"] != runs["sgd-full"]
+    assert len(jobs(table, tmp_path)) == 2 * len(table.seeds)
+
+
+def test_each_batch_of_runs_is_counted_from_its_own_beginning(tmp_path: Path) -> None:
+    said = StringIO()
+    with RunsBar(Console(file=said, width=200)) as bar:
+        for name in ("trials", "runs"):
+            job = Job(load(), tmp_path / name)
+            bar.begin([job])
+            bar.over(job, {"outcome": "finished", "message": ""})
+    assert said.getvalue().splitlines()[:2] == ["1 of 1: trials: finished", "1 of 1: runs: finished"]
 
 
 def test_what_has_not_been_run_is_counted(tmp_path: Path) -> None:

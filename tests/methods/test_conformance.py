@@ -30,12 +30,13 @@ QUICK: dict[str, dict[str, Any]] = {
     **dict.fromkeys(DISTILLERS, DISTIL),
     "fedsep-submodel": {**FEW, "decode_steps": 2},
     "feddst": {**FEW, "readjust": 2},
+    **{key: {**FEW, "personal": ["*bias"]} for key in ("fedper", "fedrep", "fedbn")},  # small problems have one layer
     "fedala": {**FEW, "first_steps": 2, "weight_steps": 2},
     "fedcollab": {**FEW, "divergence_rounds": 2, "divergence_steps": 2},
     **dict.fromkeys(("fedfomo", "fedamp", "apple", "pfedgraph", "cobo", "dpfl", "fedawa", "feddisco", "fedce"), FEW),
     "fedlaw": {**FEW, "weight_steps": 3},
 }
-"""Settings that only save time."""
+"""Settings that save time, or that a method needs on small problems."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
 

@@ -16,9 +16,11 @@ from typing import Any
 
 FAMILIES = {
     "shared": "coterie.methods.shared.works",
+    "parts": "coterie.methods.shared.parts",
     "hessian": "coterie.methods.shared.hessian",
     "mirror": "coterie.methods.weights.mirror",
     "fednest": "coterie.methods.nested.works",
+    "nested": "coterie.methods.nested.works",
     "submodels": "coterie.methods.submodels.carving",
     "two-layer": "coterie.methods.compressed.two_layer",
     "mixtures": "coterie.advise.mixtures",

@@ -8,9 +8,11 @@ from typing import Any
 from coterie import plugins
 from coterie.methods.base import About, Method, validated
 
+FEDBIO = "FedBiO (Li, Huang and Huang 2023)"
 FEDNEST = "FedNest (Tarzanagh et al. 2022)"
 FEDSEP = "FedSep (Li and Huang 2023)"
 MERITFED = "MeritFed (Tupitsa et al. 2024)"
+SOBA = "SOBA/SABA (Dagréou et al. 2022)"
 WEIGHTED_NODES = "Adaptively weighted nodes (2023)"
 
 
@@ -79,10 +81,23 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("local-svrg", WEIGHTED_NODES, "variance-reduced local steps, averaged with fixed weights (Alg. 1)"),
         ("pfedme", "T Dinh et al. 2020", "Moreau envelopes, personal models for the target or for every client"),
         ("fedavg", "McMahan et al. 2017", "plain average of local updates"),
+        ("fedprox", "Li et al. 2020", "average of local steps that a proximal term holds near the common model"),
+        ("scaffold", "Karimireddy et al. 2020", "average of local steps corrected by control variates"),
+        ("fedper", "Arivazhagan et al. 2019", "the last layers stay at the client, the others are averaged"),
+        ("fedrep", "Collins et al. 2021", "an averaged representation below heads that clients fit first"),
+        ("fedbn", "Li et al. 2021", "batch norm stays at the client, all other parameters are averaged"),
+        ("apfl", "Deng et al. 2020", "a learned mixture of the common model and a model of the client's own"),
+        ("ifca", "Ghosh et al. 2020", "several models; every client joins the one that fits its data best"),
+        ("qffl", "Li et al. 2020", "clients with a larger loss count more, so that accuracies become even"),
         ("local-train", "baseline", "training on the target's own rows alone, or every client alone"),
         ("sgd-full", MERITFED, "parallel SGD over all clients"),
         ("sgd-ideal", MERITFED, "parallel SGD over the true friends, where they are known"),
         ("fixed-weights", "baseline", "gradient descent with weights that are given"),
+    ),
+    "baselines.fedopt": (
+        ("fedavgm", "Hsu et al. 2019", "FedAvg with momentum at the server"),
+        ("fedadam", "Reddi et al. 2021", "FedAvg with Adam at the server"),
+        ("fedyogi", "Reddi et al. 2021", "FedAvg with Yogi at the server"),
     ),
     "robust": (
         ("krum", "Blanchard et al. 2017", "robust: the update nearest to most others"),
@@ -100,7 +115,18 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("lfednest-svrg", FEDNEST, "light FedNest with variance-reduced local steps in the inner problem"),
         ("lfednest-nonalt", FEDNEST, "light FedNest where each client solves its own nested problem"),
     ),
-    "nested.": (("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),),
+    "nested.": (
+        ("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),
+        ("soba", SOBA, "nested problems in one loop: inner variable, linear system and outer variable move together"),
+        ("saba", SOBA, "SOBA with variance reduction over clients, by tables that stay at them"),
+        ("ma-soba", "Chen et al. 2023", "SOBA with a moving average of the outer direction"),
+        ("stocbio", "Ji et al. 2021", "inner steps, a Neumann series for the hypergradient, an outer step"),
+        ("f2sa", "Kwon et al. 2023", "nested problems by first derivatives alone, with a growing penalty"),
+        ("fedbio", FEDBIO, "nested problems by local steps on x, y and the linear system between them"),
+        ("fedbioacc", FEDBIO, "FedBiO with recursive momentum, which corrects local steps"),
+        ("simfbo", "Yang, Xiao and Ji 2023", "nested problems in one loop, with step sizes of the server's own"),
+        ("fedmbo", "Huang, Zhang and Ji 2023", "nested problems by hypergradients from parallel chains of clients"),
+    ),
     "submodels.": (
         ("fedsep-submodel", FEDSEP, "sub-models chosen by each client's data"),
         ("heterofl", "Diao et al. 2021", "sub-models of the first kernels"),
@@ -144,7 +170,10 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 SECURE = {
     **dict.fromkeys(("bilevel", "bilevel-accelerated", "fednest-weights", "sustain"), "yes"),
     **dict.fromkeys(("ditto", "local-svrg", "pfedme", "fedavg", "local-train", "sgd-full", "sgd-ideal"), "yes"),
+    **dict.fromkeys(("fedprox", "scaffold", "fedavgm", "fedadam", "fedyogi"), "yes"),
+    **dict.fromkeys(("fedper", "fedrep", "fedbn", "apfl", "qffl"), "yes"),
     **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
+    **dict.fromkeys(("soba", "saba", "ma-soba", "stocbio", "f2sa", "fedbio", "fedbioacc", "simfbo"), "yes"),
     **dict.fromkeys(("fedsep", "uncompressed", "fedala", "feddisco"), "yes"),
     "meritfed": 'solver = "lagged" or "projected"',
     "primal-dual": 'scalar = "client"',

@@ -93,7 +93,7 @@ def collaborate(
         mirror_steps: mirror steps per round, with mirror="trial"
         mirror_batch: validation rows per gradient of a target
         start: first weights: uniform, own (each client alone), or groups (the known groups of the problem)
-        link: weights by mirror descent (softmax), or by a saturating function of summed slopes (logistic)
+        link: softmax (mirror descent), or logistic, by which equally good clients get equal weights
 
     Example:
         >>> import torch, coterie
