@@ -29,7 +29,7 @@ DENSE = ("exact-gd", "rfho")
 WEIGHT_LEARNERS = ("fednest-weights", "bilevel", "exact-gd", "primal-dual", "sustain", "rfho", "meritfed")
 SCALABLE = tuple(name for name in SOLVERS if name not in DENSE)
 
-EXACT = flat(run={"dtype": "float64", "record": 2, "checkpoint": 10_000}, federation={"mode": "vmap"})
+EXACT = flat(run={"dtype": "float64", "record": 5, "checkpoint": 10_000}, federation={"mode": "vmap"})
 ACCURATE = flat(run={"record": 5, "checkpoint": 10_000}, federation={"mode": "vmap"})
 SPENT = (
     Column("exchanges", {}, "rounds", ".0f"),
@@ -96,7 +96,7 @@ STUDIES = (
         "every bilevel solver on nested-quadratic, whose optimum is known",
         {
             "small": _gaps(
-                {"run.problem": "nested-quadratic"}, 200, "10 clients, 6 + 8 dimensions, condition 5; float64."
+                {"run.problem": "nested-quadratic"}, 150, "10 clients, 6 + 8 dimensions, condition 5; float64."
             ),
             "paper": _gaps(
                 flat(run={"problem": "nested-quadratic"}, problem={"clients": 100, "condition": 20.0}),
@@ -110,7 +110,7 @@ STUDIES = (
         PAGE,
         "every bilevel solver on benchmark_bilevel's simulated quadratic",
         {
-            "small": _gaps({"run.problem": "simulated"}, 400, "16 clients, 100 + 100 dimensions; float64."),
+            "small": _gaps({"run.problem": "simulated"}, 200, "16 clients, 100 + 100 dimensions; float64."),
             "paper": _gaps({"run.problem": "simulated"}, 4000, "16 clients, 100 + 100 dimensions; float64."),
         },
     ),
@@ -119,7 +119,7 @@ STUDIES = (
         PAGE,
         "weights of corrupted rows: solvers that can bear a weight per row",
         {
-            "small": _accuracy(SHARED, 100, f"Digits, 10 clients, {CLEANING}.", CLEANED),
+            "small": _accuracy(SHARED, 60, f"Digits, 10 clients, {CLEANING}.", CLEANED),
             "paper": _accuracy({**SHARED, "problem.data": "mnist"}, 1000, f"MNIST, 10 clients, {CLEANING}.", CLEANED),
         },
     ),
@@ -130,7 +130,7 @@ STUDIES = (
         {
             "small": _accuracy(
                 flat(run={"problem": "hyper-representation"}, problem={"hidden": 32}),
-                100,
+                60,
                 "Digits, 20 clients, 32 hidden units.",
             ),
             "paper": _accuracy(
@@ -144,6 +144,6 @@ STUDIES = (
         "bilevel-weights",
         PAGE,
         "client weights as the outer variable: learners on a least-squares problem with known F",
-        {"small": _weights(8, 200), "paper": _weights(40, 2000)},
+        {"small": _weights(8, 100), "paper": _weights(40, 2000)},
     ),
 )
