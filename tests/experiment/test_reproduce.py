@@ -218,8 +218,7 @@ def test_the_pages_show_what_is_stored() -> None:
     for page in maker.pages():
         text = page.read_text(encoding="utf-8")
         assert maker.filled(text) == text, f"{page.name} differs from docs/results; run python docs/tables.py"
-    shown = {f"{f['name']}-{f['scale']}" for page in maker.pages() for f in maker.PLACE.finditer(page.read_text())}
-    assert shown == {path.stem for path in maker.RESULTS.glob("*.json")}
+    assert maker.shown() == {path.stem for path in maker.RESULTS.glob("*.json")}
     for path in maker.RESULTS.glob("*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
         assert result["date"] in markdown(result)
