@@ -17,6 +17,7 @@ from typing import Any
 FAMILIES = {
     "shared": "coterie.methods.shared.works",
     "hessian": "coterie.methods.shared.hessian",
+    "curvature": "coterie.methods.shared.curvature",
     "mirror": "coterie.methods.weights.mirror",
     "fednest": "coterie.methods.nested.works",
     "nested": "coterie.methods.nested.works",
