@@ -19,6 +19,7 @@ NESTED: dict[str, object] = {"run__problem": "nested-quadratic", "run__method": 
 MINIMAX: dict[str, object] = {"run__problem": "minimax-quadratic", "run__method": "fedavg-s"}
 SUBMODELS: dict[str, object] = {"run__problem": "submodels", "run__method": "heterofl"}
 ELSEWHERE = {"krum", "multi-krum", "exact-gd"}  # they need more clients, or settings of their own
+ELSEWHERE |= {"fedper", "fedrep", "fedbn"}  # and these models of several layers
 EVERY_KIND = (WEIGHTING, NESTED, MINIMAX, SUBMODELS)
 
 

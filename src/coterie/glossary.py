@@ -21,11 +21,11 @@ METHOD_SETTINGS = {
     "mirror_step": "α, step size of the mirror descent on the weights",
     "mirror_steps": "mirror steps on the weights per round",
     "outer_step": "α, step size of the outer variable or of the weights",
+    "personal": "what stays at the clients: norm (batch norm), the number of last layers, or names of parameters",
     "redraw": "draw the clients of each phase of a round anew, as Algorithm 3 does, instead of once per round",
     "restart": "start the weights uniformly in every round instead of where the last round ended",
-    "second_momentum": "decay of the squared gradients, for Adam at the server",
     "series": "how the inverse Hessian is applied: Neumann series with all or random rows, or conjugate gradients",
-    "server": "the server's update rule: plain steps, momentum or Adam",
+    "server": "the server's rule: sgd(η), momentum(η, β), adam(η, β, β₂, τ) or yogi(…); numbers may be left out",
     "server_step": "step size of the server",
     "sketch": "kind of the random projection that all clients share",
     "sketch_seed": "seed of the random projection",
@@ -34,6 +34,7 @@ METHOD_SETTINGS = {
     "target_batch": "rows per gradient of the target's loss",
     "terms": "N, terms of the series for the inverse Hessian",
     "tie": "τ of the penalty (τ/2)‖w − 1/n‖² on the weights, by which equally good clients get equal weights; 0 is off",
+    "weights": "weights of the average: in proportion to the clients' numbers of rows, or equal",
 }
 
 PROBLEM_SETTINGS = {

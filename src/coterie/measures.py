@@ -132,6 +132,7 @@ STANDARD: tuple[Measure, ...] = (
     accuracy("balanced_accuracy", "balanced accuracy", "test"),
     accuracy("selection_accuracy", "accuracy on selection rows", "selection"),
     accuracy("validation_accuracy", "validation accuracy", "validation"),
+    Measure("gap", "gap to the optimum, h(x) − h*", scale="log"),
     Measure("objective"),
     Measure("distance_to_optimum", "distance to optimum", scale="log"),
     Measure("test_loss", rows="test"),

@@ -4,14 +4,19 @@ import importlib.util
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coterie.errors import UsageError
 from coterie.experiment.config import load
+from coterie.experiment.processes import Job
 from coterie.methods.registry import method_entry
+from coterie.report.terminal import RunsBar
 from coterie.reproduce import STUDIES, Study, Table, check_stored, markdown, reproduce, study
 from coterie.reproduce.pages import cell_text
 from coterie.reproduce.reading import Finished, read
@@ -252,6 +257,26 @@ def test_every_run_spends_the_budget_with_the_settings_that_its_grid_chose(tmp_p
     again = reproduce(STUDY, TUNED, "small", tmp_path, dry=True)
     assert {**again, "date": ""} == {**result, "date": ""}
     assert [run.agrees(1e-9) for run in check_stored(STUDY, result, tmp_path, at_once=1)] == [True, True]
+
+
+def test_a_second_value_of_the_same_runs_makes_no_runs_of_its_own(tmp_path: Path) -> None:
+    methods = [Column(name, {"run.method": name}, "final:validation_loss") for name in ("fedavg", "sgd-full")]
+    spent = Column("spent", methods[0].settings, "rounds", of="fedavg")
+    chosen = {"fedavg": {"method.step": 0.1}}
+    table = replace(TUNED, rows=(Row("all", {}),), columns=(*methods, spent), tuned=chosen)
+    runs = {column.name: table.settings(table.rows[0], column, 0) for column in table.columns}
+    assert runs["spent"] == runs["fedavg"] != runs["sgd-full"]
+    assert len(jobs(table, tmp_path)) == 2 * len(table.seeds)
+
+
+def test_each_batch_of_runs_is_counted_from_its_own_beginning(tmp_path: Path) -> None:
+    said = StringIO()
+    with RunsBar(Console(file=said, width=200)) as bar:
+        for name in ("trials", "runs"):
+            job = Job(load(), tmp_path / name)
+            bar.begin([job])
+            bar.over(job, {"outcome": "finished", "message": ""})
+    assert said.getvalue().splitlines()[:2] == ["1 of 1: trials: finished", "1 of 1: runs: finished"]
 
 
 def test_what_has_not_been_run_is_counted(tmp_path: Path) -> None:

@@ -30,8 +30,13 @@ QUICK: dict[str, dict[str, Any]] = {
     **dict.fromkeys(DISTILLERS, DISTIL),
     "fedsep-submodel": {**FEW, "decode_steps": 2},
     "feddst": {**FEW, "readjust": 2},
+    **{key: {**FEW, "personal": ["*bias"]} for key in ("fedper", "fedrep", "fedbn")},  # small problems have one layer
+    "fedala": {**FEW, "first_steps": 2, "weight_steps": 2},
+    "fedcollab": {**FEW, "divergence_rounds": 2, "divergence_steps": 2},
+    **dict.fromkeys(("fedfomo", "fedamp", "apple", "pfedgraph", "cobo", "dpfl", "fedawa", "feddisco", "fedce"), FEW),
+    "fedlaw": {**FEW, "weight_steps": 3},
 }
-"""Settings that only save time."""
+"""Settings that save time, or that a method needs on small problems."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
 
@@ -45,10 +50,10 @@ def size(problem: str) -> dict[str, Any]:
 WEIGHTS = frozenset({"gradient", "hvp", "target"})
 OFFERS: dict[str, frozenset[str]] = {
     "quadratic": WEIGHTS | {"friends", "optimal-weights"},
-    "friends": WEIGHTS | {"friends", "groups", "everyone"},
+    "friends": WEIGHTS | {"friends", "groups", "everyone", "classes"},
     "nested-quadratic": frozenset({"nested"}),
     "minimax-quadratic": frozenset({"nested", "minimax"}),
-    "submodels": frozenset({"gradient", "hvp", "submodels", "public"}),
+    "submodels": frozenset({"gradient", "hvp", "submodels", "public", "classes"}),
 }
 """What the problems above offer, written down so that collecting tests builds none of them; a test compares."""
 

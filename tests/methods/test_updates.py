@@ -21,6 +21,7 @@ from coterie.testing.updates import Watched, away, watch_rounds, watching
 
 NO_MOVE = {
     "ds-fl/learn-and-predict",  # sends class probabilities: an opinion, which is not 0 where nothing moved
+    "fedcollab/discriminator-steps",  # its loss is not the task's, so that it is not 0 where all losses are
     "feddst/dynamic-steps",  # a weight that is dropped and grown again begins at 0, whatever the gradient
 }
 SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel"}  # which noise cannot hide

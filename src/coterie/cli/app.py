@@ -84,8 +84,8 @@ def print_rows(rows: list[dict[str, Any]], json: bool, columns: tuple[str, ...] 
 
     table = Table(box=None, pad_edge=False)
     shown = columns or (tuple(rows[0]) if rows else ())
-    for column in shown:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(shown):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)  # the name is what people copy
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in shown))
     Console(highlight=False).print(table)

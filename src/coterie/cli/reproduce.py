@@ -45,7 +45,7 @@ def reproduce(
         listed = [
             {"name": s.name, "paper": s.page.lstrip("./"), "what": s.what, "scales": [*s.scales]} for s in STUDIES
         ]
-        print_rows(listed, json)
+        print_rows(listed, json, ("name", "what", "scales"))
         return
     if name == "check":
         _check(stored or [], out or new_folder("reproduce-check"), cells, tolerance, jobs, json)
@@ -65,7 +65,7 @@ def reproduce(
         console.print(f"\n{chosen.what}\n", markup=False)
         console.print(markdown(result), markup=False, soft_wrap=True)
         console.print(f"This table is in {folder}/{name}-{scale}.md and .json.", markup=False, soft_wrap=True)
-    failed = [run for run, outcome in bar.ended.items() if outcome not in MEASURED]
+    failed = [folder.name for folder, outcome in bar.ended.items() if outcome not in MEASURED]
     if failed:
         raise RunError(f"{len(failed)} of the runs did not finish, and the table lacks them: {', '.join(failed)}.")
 

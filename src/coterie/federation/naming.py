@@ -16,6 +16,7 @@ from typing import Any
 
 FAMILIES = {
     "shared": "coterie.methods.shared.works",
+    "parts": "coterie.methods.shared.parts",
     "hessian": "coterie.methods.shared.hessian",
     "curvature": "coterie.methods.shared.curvature",
     "mirror": "coterie.methods.weights.mirror",

@@ -12,6 +12,7 @@ FEDBIO = "FedBiO (Li, Huang and Huang 2023)"
 FEDNEST = "FedNest (Tarzanagh et al. 2022)"
 FEDSEP = "FedSep (Li and Huang 2023)"
 MERITFED = "MeritFed (Tupitsa et al. 2024)"
+SOBA = "SOBA/SABA (Dagréou et al. 2022)"
 WEIGHTED_NODES = "Adaptively weighted nodes (2023)"
 
 
@@ -56,6 +57,20 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("afl", "Mohri et al. 2019", "minimax over mixtures of the clients, without a target"),
         ("exact-gd", "baseline", "exact hypergradient by a dense Hessian; small models"),
         ("fednest-weights", FEDNEST, "FedNest with client weights as outer variable"),
+        ("fedlaw", "Li et al. 2023", "weights and shrinkage of the averaged model, learned on the target's rows"),
+        ("fedawa", "Shi et al. 2025", "weights under which the clients' updates agree with their sum"),
+        ("feddisco", "Ye et al. 2023", "weights by size and by how evenly the classes are distributed"),
+        ("fedce", "Jiang et al. 2023", "weights by contribution: what updates and rows add to those of the others"),
+    ),
+    "collaboration.": (
+        ("fedfomo", "Zhang et al. 2021", "every client mixes the downloaded models that lower its validation loss"),
+        ("fedamp", "Huang et al. 2021", "similar models are drawn to each other by attentive messages"),
+        ("apple", "Luo and Wu 2022", "every client learns how to combine the core models of all"),
+        ("fedala", "Zhang et al. 2023", "every client mixes the global model into its own, entry by entry"),
+        ("pfedgraph", "Ye et al. 2023b", "a collaboration graph by the cosine between updates and by sizes"),
+        ("cobo", "Hashemi et al. 2024", "pairs of clients are linked if their gradients agree half-way"),
+        ("dpfl", "Kharrat et al. 2025", "every client chooses collaborators greedily by its validation loss"),
+        ("fedcollab", "Bao et al. 2023", "coalitions by divergence and size before training, then averaging in each"),
     ),
     "baselines.": (
         (
@@ -66,10 +81,23 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("local-svrg", WEIGHTED_NODES, "variance-reduced local steps, averaged with fixed weights (Alg. 1)"),
         ("pfedme", "T Dinh et al. 2020", "Moreau envelopes, personal models for the target or for every client"),
         ("fedavg", "McMahan et al. 2017", "plain average of local updates"),
+        ("fedprox", "Li et al. 2020", "average of local steps that a proximal term holds near the common model"),
+        ("scaffold", "Karimireddy et al. 2020", "average of local steps corrected by control variates"),
+        ("fedper", "Arivazhagan et al. 2019", "the last layers stay at the client, the others are averaged"),
+        ("fedrep", "Collins et al. 2021", "an averaged representation below heads that clients fit first"),
+        ("fedbn", "Li et al. 2021", "batch norm stays at the client, all other parameters are averaged"),
+        ("apfl", "Deng et al. 2020", "a learned mixture of the common model and a model of the client's own"),
+        ("ifca", "Ghosh et al. 2020", "several models; every client joins the one that fits its data best"),
+        ("qffl", "Li et al. 2020", "clients with a larger loss count more, so that accuracies become even"),
         ("local-train", "baseline", "training on the target's own rows alone, or every client alone"),
         ("sgd-full", MERITFED, "parallel SGD over all clients"),
         ("sgd-ideal", MERITFED, "parallel SGD over the true friends, where they are known"),
         ("fixed-weights", "baseline", "gradient descent with weights that are given"),
+    ),
+    "baselines.fedopt": (
+        ("fedavgm", "Hsu et al. 2019", "FedAvg with momentum at the server"),
+        ("fedadam", "Reddi et al. 2021", "FedAvg with Adam at the server"),
+        ("fedyogi", "Reddi et al. 2021", "FedAvg with Yogi at the server"),
     ),
     "robust": (
         ("krum", "Blanchard et al. 2017", "robust: the update nearest to most others"),
@@ -89,6 +117,11 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "nested.": (
         ("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),
+        ("soba", SOBA, "nested problems in one loop: inner variable, linear system and outer variable move together"),
+        ("saba", SOBA, "SOBA with variance reduction over clients, by tables that stay at them"),
+        ("ma-soba", "Chen et al. 2023", "SOBA with a moving average of the outer direction"),
+        ("stocbio", "Ji et al. 2021", "inner steps, a Neumann series for the hypergradient, an outer step"),
+        ("f2sa", "Kwon et al. 2023", "nested problems by first derivatives alone, with a growing penalty"),
         ("fedbio", FEDBIO, "nested problems by local steps on x, y and the linear system between them"),
         ("fedbioacc", FEDBIO, "FedBiO with recursive momentum, which corrects local steps"),
         ("simfbo", "Yang, Xiao and Ji 2023", "nested problems in one loop, with step sizes of the server's own"),
@@ -137,13 +170,19 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 SECURE = {
     **dict.fromkeys(("bilevel", "bilevel-accelerated", "fednest-weights", "sustain"), "yes"),
     **dict.fromkeys(("ditto", "local-svrg", "pfedme", "fedavg", "local-train", "sgd-full", "sgd-ideal"), "yes"),
+    **dict.fromkeys(("fedprox", "scaffold", "fedavgm", "fedadam", "fedyogi"), "yes"),
+    **dict.fromkeys(("fedper", "fedrep", "fedbn", "apfl", "qffl"), "yes"),
     **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
-    **dict.fromkeys(("fedbio", "fedbioacc", "simfbo"), "yes"),
-    **dict.fromkeys(("fedsep", "uncompressed"), "yes"),
+    **dict.fromkeys(("soba", "saba", "ma-soba", "stocbio", "f2sa", "fedbio", "fedbioacc", "simfbo"), "yes"),
+    **dict.fromkeys(("fedsep", "uncompressed", "fedala", "feddisco"), "yes"),
     "meritfed": 'solver = "lagged" or "projected"',
     "primal-dual": 'scalar = "client"',
 }
 """The methods that need sums and single numbers only, as they are or with a setting; a test rehearses all of them."""
+
+LEARNING = ("weights.", "collaboration.")
+"""The families that learn whom to learn from."""
+WITHOUT_WEIGHTS = ("fedala",)  # it has one weight per parameter, and none per client
 
 METHODS: tuple[MethodEntry, ...] = tuple(
     MethodEntry(
@@ -151,7 +190,7 @@ METHODS: tuple[MethodEntry, ...] = tuple(
         home + name.replace("-", "_") if home.endswith(".") else home,
         summary,
         paper=paper,
-        learns_weights=home == "weights.",
+        learns_weights=home in LEARNING and name not in WITHOUT_WEIGHTS,
         grid=GRIDS.get(name, {}),
         secure=SECURE.get(name, "no"),
     )

@@ -135,6 +135,7 @@ class Weighting(Problem):
             "optimal-weights": self.best_weights,
             "everyone": self.valid,
             "groups": self.groups,
+            "classes": self.task.classes,
         }
         return self.task.offers | {name for name, value in abilities.items() if value is not None}
 

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -348,7 +349,7 @@ class RunsBar(Watch):
     """One bar over all rounds of a batch of runs, with the runs in progress; without a terminal, one line per run."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.ended = console, dict[str, str]()  # outcomes by run
+        self.console, self.ended = console, dict[Path, str]()  # outcomes by folder
         self._jobs: Sequence[Job] = ()
         self._bar = Progress(
             TextColumn("[bold]{task.fields[ended]}/{task.fields[runs]} runs"),
@@ -366,7 +367,7 @@ class RunsBar(Watch):
         self._bar.stop()
 
     def begin(self, jobs: Sequence[Job]) -> None:
-        """How much there is to do."""
+        """How much there is to do; another batch is counted from its own beginning."""
         self._jobs = jobs
         self._bar.update(self._task, total=sum(job.config.run.rounds for job in jobs), runs=len(jobs))
         if self.console.is_terminal:
@@ -375,20 +376,25 @@ class RunsBar(Watch):
     def over(self, job: Job, summary: dict[str, Any]) -> None:
         """Told at once where there is no bar, or where it did not finish."""
         name, outcome, why = job.folder.name, summary["outcome"], summary["message"]
-        self.ended[name] = outcome
+        self.ended[job.folder] = outcome
         if outcome != "finished" or not self.console.is_terminal:
-            text = f"{len(self.ended)} of {len(self._jobs)}: {name}: {outcome}{why and f', {why}'}"
+            text = f"{self._count()} of {len(self._jobs)}: {name}: {outcome}{why and f', {why}'}"
             self.console.print(text, markup=False, soft_wrap=True)
 
     def tick(self) -> None:
         """How far the others are."""
         total, now = 0, []
         for job in self._jobs:
-            done = job.config.run.rounds if job.folder.name in self.ended else rounds_done(job.folder)
-            if done > 0 and job.folder.name not in self.ended:
+            over = job.folder in self.ended
+            done = job.config.run.rounds if over else rounds_done(job.folder)
+            if done > 0 and not over:
                 now.append(f"{job.folder.name} {done}")
             total += done
-        self._bar.update(self._task, completed=total, ended=len(self.ended), now=", ".join(now[:4]))
+        self._bar.update(self._task, completed=total, ended=self._count(), now=", ".join(now[:4]))
+
+    def _count(self) -> int:
+        """How many of this batch have ended."""
+        return sum(job.folder in self.ended for job in self._jobs)
 
 
 def show_grid(console: Console, result: dict[str, Any], folder: str) -> None:

@@ -1,6 +1,6 @@
 """Tables and figures of the papers that can be run again, ours beside theirs; all of them in one tuple."""
 
-from coterie.reproduce import beyond, fednest, fedsep, meritfed, primal_dual, weighted_nodes
+from coterie.reproduce import beyond, fednest, fedsep, meritfed, nested, primal_dual, weighted_nodes
 from coterie.reproduce.pages import markdown
 from coterie.reproduce.reading import MEASURED
 from coterie.reproduce.running import check_stored, reproduce
@@ -14,6 +14,7 @@ STUDIES: tuple[Study, ...] = (
     *fedsep.STUDIES,
     *meritfed.STUDIES,
     *beyond.STUDIES,
+    *nested.STUDIES,
 )
 
 

@@ -149,7 +149,11 @@ def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Ce
         for name, cell in zip(names, row["cells"], strict=True)
         if len(values := cell.get("values") or [cell[key] for key in ("mean",) if key in cell]) == len(seeds)
     }
-    whole = [cell for cell in cells(replace(table, seeds=tuple(seeds))) if (cell.row.name, cell.column.name) in stored]
+    whole = [
+        cell
+        for cell in cells(replace(table, seeds=tuple(seeds)))
+        if (cell.row.name, cell.column.name) in stored and cell.column.read != "seconds"  # these are never the same
+    ]
     chosen = [whole[round(i * (len(whole) - 1) / max(1, count - 1))] for i in range(min(count, len(whole)))]
     return [
         (cell, i % len(seeds), float(stored[cell.row.name, cell.column.name][i % len(seeds)]))

@@ -16,13 +16,17 @@ EVERY_RUN: Settings = {"run.baselines": [], "run.threads": 1}
 
 
 class Column(NamedTuple):
-    """A column: settings of its runs, how a value is read (see `read`), and how it is written."""
+    """A column: settings of its runs, how a value is read (see `read`), and how it is written.
+
+    A column that reads another value of the same runs as `of` has the settings that were chosen for that one.
+    """
 
     name: str
     settings: Settings
     read: str
     form: str = ".3f"
     times: float = 1.0
+    of: str = ""
 
 
 class Row(NamedTuple):
@@ -124,7 +128,7 @@ class Table:
 
     def settings(self, row: Row, column: Column, seed: int) -> dict[str, Any]:
         """One run: what all have, what its column has, what its row has, what was chosen for its method."""
-        chosen = {**self.tuned.get(column.name, {}), **self.tuned.get(row.name, {})}
+        chosen = {**self.tuned.get(column.of or column.name, {}), **self.tuned.get(row.name, {})}
         return self._merged({**column.settings, **row.settings, **chosen, "run.seed": seed})
 
     def _merged(self, own: Settings) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def _name(data: str, target: str) -> str:
 def _columns(own: dict[str, dict[str, Any]]) -> tuple[Column, ...]:
     methods = [Column(m, {"run.method": m, **settings}, "best:test_accuracy") for m, settings in own.items()]
     bilevel = methods[0].settings
-    weight = Column("friends' weight", bilevel, "final:friends_weight")
+    weight = Column("friends' weight", bilevel, "final:friends_weight", of="bilevel")
     return (*methods, weight)
 
 

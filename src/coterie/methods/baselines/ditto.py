@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coterie.federation import Memory, Rows, Shard, Static, Tree, moved_from, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, personal_models, validated
-from coterie.methods.shared.works import goal_rows, local_sgd, own_rows
+from coterie.methods.shared.works import goal_rows, local_sgd, own_rows, proximal_steps, slopes
 from coterie.settings import Count, Positive
 
 
@@ -22,25 +22,23 @@ class DittoState(NamedTuple):
     v: Tensor | Memory
 
 
-def proximal_steps(task: Any, rows: Rows, x: Tensor, v: Tensor, steps: int, static: Static, draw: Draw) -> Tensor:
+def pulled_steps(task: Any, rows: Rows, x: Tensor, v: Tensor, steps: int, static: Static, draw: Draw) -> Tensor:
     """Steps of v ← v − γ(∇L_B(v) + λ(v − x))."""
-    for index in draw.batches(rows.count, static.batch, steps):
-        v = v - static.step * (task.gradient(v, rows.take(index)) + static.penalty * (v - x))
-    return v
+    return proximal_steps(slopes(rows, task, static.batch, steps, draw), v, x, static.step, static.penalty)
 
 
 @work("ditto/personal-model", update=moved_from(1))
 def personal_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """The target's personal model: v after s steps."""
     x, v = shared
-    return proximal_steps(shard.task, goal_rows(shard), x, v, static.steps, static, draw)
+    return pulled_steps(shard.task, goal_rows(shard), x, v, static.steps, static, draw)
 
 
 @work("ditto/both-models", update=moved_from())
 def both_models(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """The client's upload, r steps from x, and its personal model v after s steps."""
     own = draw.phase("personal")
-    v = proximal_steps(shard.task, own_rows(shard), shared, private, static.personal_steps, static, own)
+    v = pulled_steps(shard.task, own_rows(shard), shared, private, static.personal_steps, static, own)
     return local_sgd(shard, shared, None, static, draw), v
 
 

@@ -1,6 +1,6 @@
 """Works and settings that several methods share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -58,6 +58,17 @@ def batches(rows: Rows, size: int | str, steps: int, draw: Draw) -> Iterator[Bat
     return repeat(rows.all(), steps)
 
 
+def slopes(rows: Rows, task: Any, size: int | str, steps: int, draw: Draw) -> Iterator[Callable[[Tensor], Tensor]]:
+    """One function θ ↦ ∇L(θ) per local step: on a batch drawn with replacement, or on all rows."""
+    if isinstance(size, str):
+        return (_at(task.full_gradient, rows.step(i)) for i in range(steps))
+    return (_at(task.gradient, rows.take(index)) for index in draw.batches(rows.count, size, steps))
+
+
+def _at(oracle: Callable[[Tensor, Any], Tensor], rows: Any) -> Callable[[Tensor], Tensor]:
+    return lambda theta: oracle(theta, rows)
+
+
 def own_loss(shard: Shard, theta: Tensor, size: int | str, draw: Draw) -> Tensor:
     """L_k(θ) on one batch of the holder's rows, or on all of them where size is "all"."""
     rows = own_rows(shard)
@@ -110,14 +121,19 @@ def goal_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, dra
 @work("shared/local-steps", update=moved_from())
 def local_sgd(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
-    x, rows = shared, own_rows(shard)
-    if static.batch == "all":
-        for i in range(static.steps):
-            x = torch.sub(x, shard.task.full_gradient(x, rows.step(i)), alpha=static.step)
-        return x
-    for index in draw.batches(rows.count, static.batch, static.steps):
-        x = torch.sub(x, shard.task.gradient(x, rows.take(index)), alpha=static.step)
+    x = shared
+    for slope in slopes(own_rows(shard), shard.task, static.batch, static.steps, draw):
+        x = torch.sub(x, slope(x), alpha=static.step)
     return x
+
+
+def proximal_steps(
+    slopes: Iterable[Callable[[Tensor], Tensor]], v: Tensor, centre: Tensor, step: float, penalty: float
+) -> Tensor:
+    """One step of v ← v − γ(∇L(v) + λ(v − x)) per slope, towards the centre x."""
+    for slope in slopes:
+        v = v - step * (slope(v) + penalty * (v - centre))
+    return v
 
 
 @work("shared/goal-loss-and-gradient", update=RESULT)

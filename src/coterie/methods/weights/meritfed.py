@@ -18,10 +18,10 @@ Beyond the paper. `solver = "projected"` takes the same mirror steps from sums a
 asks for the sum Gᵀw and for one number ⟨∇L_0, g_k⟩ per client. `solver = "lagged"` asks for one sum and one number in
 all: the model moves with the weights of the round before, x⁺ = x − γGᵀw, and all mirror steps go along the slope at x⁺,
 so that no two sums of the same gradients can be compared. `solver = "quadratic"` takes all mirror steps on the
-second-order model of φ, for which one exchange is enough. `local_steps`: clients take local steps, and
-g_k = (x − x_k)/γ, so that φ judges the mean of their models. `server`: the direction Gᵀw goes through momentum or Adam
-with a step of its own; φ still judges the plain step. `tie`: the penalty of methods/shared/ties.py on the weights of
-the active clients.
+second-order model of φ, for which one exchange is enough. `local_steps`: clients take local steps, and g_k = (x −
+x_k)/γ, so that φ judges the mean of their models. `server`: the direction Gᵀw goes through momentum, Adam or Yogi with
+a step of its own; φ still judges the plain step. `tie`: the penalty of methods/shared/ties.py on the weights of the
+active clients.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple
@@ -33,7 +33,7 @@ from torch import Tensor
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.curvature import Curvatures, curvatures
-from coterie.methods.shared.optimisers import Moments, Rule, UpdateRule
+from coterie.methods.shared.optimisers import Moments, ServerRule, UpdateRule
 from coterie.methods.shared.works import gradient, local_sgd, own_gradient
 from coterie.methods.weights.mirror import (
     FEW,
@@ -115,7 +115,7 @@ def meritfed(
     rank: Whole | None = None,
     local_steps: Count = 1,
     batch: BatchSize = "all",
-    server: Rule = "sgd",
+    server: ServerRule = "sgd",
     server_step: Positive | None = None,
     momentum: Share = 0.9,
     second_momentum: Share = 0.999,
@@ -143,8 +143,9 @@ def meritfed(
         rank: leading directions of the gradients that the second-order model uses, with solver="quadratic"; all if not
             set
         local_steps: local steps of each client; with 1, clients send a gradient
-        server_step: η, step size of the server's rule; γ if not set
-        momentum: β of the server's rule, for momentum and Adam
+        server_step: η of the server's rule where that does not say it; γ if not set
+        momentum: β of the server's rule where that does not say it
+        second_momentum: β₂ of the server's rule where that does not say it
 
     Example:
         >>> import torch, coterie
@@ -162,7 +163,7 @@ def meritfed(
     whole = judge.batch == "all"
 
     def rule(gamma: float) -> UpdateRule:
-        return UpdateRule(server, server_step or gamma, momentum, second_momentum)
+        return UpdateRule.of(server, step=server_step or gamma, momentum=momentum, second_momentum=second_momentum)
 
     def init(problem: Problem, n: int) -> MeritFedState:
         judge.check(problem)

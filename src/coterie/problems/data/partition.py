@@ -104,18 +104,29 @@ def _by_holders(labels: Tensor, holds: list[list[int]], draw: Draw) -> list[Tens
     return [torch.cat([next(pieces[c]) for c in mine]) for mine in holds]
 
 
-def dirichlet(labels: Tensor, clients: int, alpha: float, draw: Draw) -> list[Tensor]:
+def dirichlet(labels: Tensor, clients: int, alpha: float, draw: Draw, *, capped: bool = False) -> list[Tensor]:
     """Every class is shared out among the clients in proportions drawn from Dirichlet(α, …, α) (Hsu et al. 2019).
 
     So clients differ in their classes and in size; nobody has fewer than two rows.
+
+    Args:
+        labels: the label of each row.
+        clients: how many parts.
+        alpha: α.
+        draw: the randomness.
+        capped: class after class, a client that has an even share of all rows gets no more, as in PFLlib.
     """
     count = int(labels.max()) + 1
     shares = _proportions(count, clients, alpha, draw.phase("shares"))
     order = draw.phase("rows").permutation(len(labels))
     parts: list[list[Tensor]] = [[] for _ in range(clients)]
     for c in range(count):
-        mine = order[labels[order] == c]
-        for k, piece in enumerate(torch.split(mine, apportioned(len(mine), shares[c]))):
+        mine, share = order[labels[order] == c], shares[c]
+        if capped:
+            sizes = torch.tensor([sum(map(len, part)) for part in parts])
+            open_ = (sizes < len(labels) / clients).double()
+            share = share * open_ if float(share @ open_) > 0.0 else open_
+        for k, piece in enumerate(torch.split(mine, apportioned(len(mine), share / share.sum()))):
             parts[k].append(piece)
     return _filled([torch.cat(part) for part in parts], len(labels))
 

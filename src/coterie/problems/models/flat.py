@@ -6,7 +6,7 @@ computed once (`models/statistics.py`), so clients cannot share running buffers 
 parameters that need no gradient (a frozen encoder below an adapter), are constants.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy, deepcopy
 from types import MappingProxyType
@@ -159,6 +159,23 @@ class FlatModel:
     def penalised(self) -> Tensor:
         """1 for the entries of θ that a quadratic penalty should hold down, 0 for offsets and scales, [d]."""
         return torch.cat([self.start.new_full((length,), float(len(shape) > 1)) for _, shape, length in self._layout])
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The names of the trained parameters, in the order of θ: for most modules that of their layers."""
+        return tuple(name for name, _, _ in self._layout)
+
+    @property
+    def norm_parameters(self) -> tuple[str, ...]:
+        """The names of the trained parameters of batch norm."""
+        parts = self._module.named_modules()
+        homes = {name for name, part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)}
+        return tuple(name for name in self.parameter_names if name.rpartition(".")[0] in homes)
+
+    def entries(self, names: Collection[str]) -> Tensor:
+        """Which numbers of θ belong to the parameters of these names, [d] of booleans."""
+        device = self.start.device
+        return torch.cat([torch.full((length,), name in names, device=device) for name, _, length in self._layout])
 
     def called_with(self, names: tuple[str, ...]) -> "FlatModel":
         """The same model, whose inputs are given by these names."""

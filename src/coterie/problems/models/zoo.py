@@ -68,6 +68,27 @@ def lenet5(shape: tuple[int, ...], outputs: int) -> nn.Module:
     )
 
 
+def wide_cnn(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """The CNN of McMahan et al. 2017 as PFLlib has it: 5 × 5 convolutions of 32 and 64, and a hidden layer of 512.
+
+    Max pooling follows each convolution, and nothing is padded.
+    """
+    channels, height, width = _image(shape, "wide-cnn", smallest=16)
+    sizes = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * prod(sizes), 512),
+        nn.ReLU(),
+        nn.Linear(512, outputs),
+    )
+
+
 def small_cnn(shape: tuple[int, ...], outputs: int, width: int = 32, norm: bool = False) -> nn.Module:
     """Three 3 × 3 convolutions of 32, 64 and 64 channels, each with max pooling, and a hidden layer of 64.
 
@@ -127,6 +148,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "lenet5": lenet5,
+    "wide-cnn": wide_cnn,
     "small-cnn": small_cnn,
     "small-cnn-norm": partial(small_cnn, norm=True),
     "conv4": conv4,
