@@ -6,17 +6,20 @@
 Newton steps bring θ to θ*(w), so that g is exact; the paper on primal–dual weighting compares with gradient steps.
 Where η_w is not set and all clients and all rows are asked, w moves by spectral steps (spectral.py), and the record has
 the last good w with its θ. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate, which the comparison
-shows. `tie` adds the penalty of methods/shared/ties.py to g, for all clients.
+shows. `tie` adds the penalty of methods/shared/ties.py to g, for all clients. Nested problems: nested/exact_gd.py.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
+from coterie.methods.nested.exact_gd import NestedExactState, nested_exact_gd
+from coterie.methods.nested.steps import StepRule
 from coterie.methods.shared.hessian import hessian_rows
+from coterie.methods.shared.kinds import either
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, goal_loss_and_gradient, gradient
 from coterie.methods.weights.spectral import Spectral, advance, spectral
@@ -40,7 +43,7 @@ class ExactGDState(NamedTuple):
 @validated
 def exact_gd(
     *,
-    step: Positive = 0.05,
+    step: Positive | None = None,
     outer_step: Positive | None = None,
     local_steps: Count = 5,
     inner: Literal["newton", "gradient"] = "newton",
@@ -50,16 +53,21 @@ def exact_gd(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """Learn client weights by the exact hypergradient with a dense Hessian; for models of at most 2,000 parameters.
+    """Descend along the exact hypergradient with a dense Hessian, on client weights or a nested problem; small models.
+
+    For models, or inner variables, of at most 2,000 numbers.
 
     Symbols: η = step, η_w = outer_step, K = local_steps.
 
-    Cost: 2K + 2 rounds per call of round (K + 2 with inner="gradient"); d² numbers up per client for each Hessian.
+    Cost: 2K + 2 rounds per call of round (K + 2 with inner="gradient", or nested); d² numbers up for each Hessian.
+
+    Steps of nested problems that are not set take at most 80 exchanges more, once.
 
     Args:
-        step: η, step size of the inner steps, where these are gradient steps
+        step: η, step size of the inner steps, where these are gradient steps; 0.05 if not set, by the curvature of
+            nested problems
         outer_step: η_w, step size of the projected descent on the weights; spectral steps if not set, or 0.005 where
-            only some clients or rows are asked
+            only some clients or rows are asked, and by the curvature of nested problems
         local_steps: K, inner steps on the model per round
         inner: inner steps of Newton's method, which reach θ*(w), or of gradient descent
         damping: added to the diagonal of the Hessian before it is inverted
@@ -99,7 +107,7 @@ def exact_gd(
             active = fed if k == 0 else fed.sample(draw=at)
             G, ids = active.gather(gradient, theta, draw=at.phase("inner"), batch=batch)
             g = fed.n / len(ids) * w[ids] @ G
-            theta = theta - (solve(active, g, at) if inner == "newton" else step * g)
+            theta = theta - (solve(active, g, at) if inner == "newton" else (step or 0.05) * g)
 
         outer = draw.phase("outer")
         G, ids = fed.gather(gradient, theta, draw=outer, batch=batch)
@@ -120,7 +128,10 @@ def exact_gd(
     def view(s: ExactGDState) -> View:
         return View(s.theta, s.spectral.w if s.spectral.count else s.w)
 
-    return Method("exact-gd", init, round, view, needs=CURVATURE_AND_TARGET)
+    rule = StepRule(step or "auto", outer_step or "auto", inner_steps=local_steps)
+    options: dict[str, Any] = {"newton": inner == "newton", "damping": damping, "columns": columns, "batch": batch}
+    nested = nested_exact_gd(rule, **options, limit=LIMIT, target_batch=target_batch, tie=tie)
+    return either(Method("exact-gd", init, round, view, needs=CURVATURE_AND_TARGET), nested, NestedExactState)
 
 
 def inverted(H: Tensor, b: Tensor) -> Tensor:

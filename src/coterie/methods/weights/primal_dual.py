@@ -19,12 +19,14 @@ that are not set follow its curvatures L (clients) and L_0 (target), estimated i
 η_θ = 1/(L_0 + ΓL), η_λ = (L_0 + ΓL)/(2L²), K = 10, all rows, and with all clients w moves by spectral steps
 (spectral.py) after five rounds of warm-up.
 
+Nested problems: nested/primal_dual.py.
+
 The record has the two residuals of the saddle point, at the θ and λ that the last replies were for: `primal_residual`
 ‖(N/|A|) Σ_A w_k ∇L_k‖ (how far θ is from θ*(w)) and `dual_residual` ‖∇L_0 + (N/|A|) Σ_A w_k ∇²L_k λ‖ (how far λ is
 from −H⁻¹∇L_0), both as noisy as the batches are.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -32,8 +34,10 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
+from coterie.methods.nested.primal_dual import NestedPrimalDualState, SaddleSteps, nested_primal_dual
 from coterie.methods.shared.curvature import Curvatures, curvatures
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
+from coterie.methods.shared.kinds import either
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
 from coterie.methods.weights.spectral import Spectral, advance, spectral
@@ -131,11 +135,14 @@ def primal_dual(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """Learn client weights at the saddle point of an augmented Lagrangian, without inverse Hessians.
+    """Find the saddle point of an augmented Lagrangian, without inverse Hessians: client weights, or nested problems.
 
     Symbols: η_θ = step, η_λ = dual_step, η_w = outer_step, Γ = augmentation, D = radius, K = local_steps.
 
     Cost: K rounds per call of round (2K with ask="weighted"), K exchanges with the target; 2Kd numbers up per client.
+
+    On nested problems there are K rounds with d_x + 2 d_y numbers up per client in each; K is 10 and all rows are asked
+    if not set, and steps that are not set take at most 80 exchanges more, once.
 
     Args:
         step: η_θ, step size of the model; 0.05 if not set, by the curvature of quadratic losses
@@ -229,7 +236,10 @@ def primal_dual(
         primal, dual = s.residuals.tolist()
         return View(s.theta, s.w, more={"primal_residual": primal, "dual_residual": dual})
 
-    return Method("primal-dual", init, round, view, needs=CURVATURE_AND_TARGET)
+    saddle = SaddleSteps(step, dual_step, outer_step, augmentation, radius, local_steps or 10, warmup or 0)
+    off: dict[str, Any] = {"scalar": (scalar, "server"), "ask": (ask, "all"), "tie": (tie, 0.0)}
+    nested = nested_primal_dual(saddle, batch=batch or "all", off={**off, "target_batch": (target_batch, "all")})
+    return either(Method("primal-dual", init, round, view, needs=CURVATURE_AND_TARGET), nested, NestedPrimalDualState)
 
 
 def least_gamma(problem: Problem, radius: float) -> float | None:
