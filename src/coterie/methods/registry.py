@@ -8,9 +8,11 @@ from typing import Any
 from coterie import plugins
 from coterie.methods.base import About, Method, validated
 
+FEDBIO = "FedBiO (Li, Huang and Huang 2023)"
 FEDNEST = "FedNest (Tarzanagh et al. 2022)"
 FEDSEP = "FedSep (Li and Huang 2023)"
 MERITFED = "MeritFed (Tupitsa et al. 2024)"
+SOBA = "SOBA/SABA (Dagréou et al. 2022)"
 WEIGHTED_NODES = "Adaptively weighted nodes (2023)"
 
 
@@ -113,7 +115,18 @@ FAMILIES: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("lfednest-svrg", FEDNEST, "light FedNest with variance-reduced local steps in the inner problem"),
         ("lfednest-nonalt", FEDNEST, "light FedNest where each client solves its own nested problem"),
     ),
-    "nested.": (("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),),
+    "nested.": (
+        ("fedavg-s", "Hou et al. 2021", "simultaneous federated gradient descent–ascent"),
+        ("soba", SOBA, "nested problems in one loop: inner variable, linear system and outer variable move together"),
+        ("saba", SOBA, "SOBA with variance reduction over clients, by tables that stay at them"),
+        ("ma-soba", "Chen et al. 2023", "SOBA with a moving average of the outer direction"),
+        ("stocbio", "Ji et al. 2021", "inner steps, a Neumann series for the hypergradient, an outer step"),
+        ("f2sa", "Kwon et al. 2023", "nested problems by first derivatives alone, with a growing penalty"),
+        ("fedbio", FEDBIO, "nested problems by local steps on x, y and the linear system between them"),
+        ("fedbioacc", FEDBIO, "FedBiO with recursive momentum, which corrects local steps"),
+        ("simfbo", "Yang, Xiao and Ji 2023", "nested problems in one loop, with step sizes of the server's own"),
+        ("fedmbo", "Huang, Zhang and Ji 2023", "nested problems by hypergradients from parallel chains of clients"),
+    ),
     "submodels.": (
         ("fedsep-submodel", FEDSEP, "sub-models chosen by each client's data"),
         ("heterofl", "Diao et al. 2021", "sub-models of the first kernels"),
@@ -160,6 +173,7 @@ SECURE = {
     **dict.fromkeys(("fedprox", "scaffold", "fedavgm", "fedadam", "fedyogi"), "yes"),
     **dict.fromkeys(("fedper", "fedrep", "fedbn", "apfl", "qffl"), "yes"),
     **dict.fromkeys(("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonalt", "fedavg-s"), "yes"),
+    **dict.fromkeys(("soba", "saba", "ma-soba", "stocbio", "f2sa", "fedbio", "fedbioacc", "simfbo"), "yes"),
     **dict.fromkeys(("fedsep", "uncompressed", "fedala", "feddisco"), "yes"),
     "meritfed": 'solver = "lagged" or "projected"',
     "primal-dual": 'scalar = "client"',

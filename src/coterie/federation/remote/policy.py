@@ -29,11 +29,11 @@ BATCHES = frozenset({"batch", "decode_batch", "mirror_batch"})
 STEPS = frozenset(
     {
         *("steps", "personal_steps", "inner_steps", "decode_steps", "encode_steps", "solve_steps", "distil_steps"),
-        *("terms", "stage_epochs"),
+        *("terms", "stage_epochs", "weight_steps"),
     }
 )
 """Settings that say how often something is repeated. They must not change the form of a result."""
-SIZES = frozenset({"rows", "columns", "size", "width", "distil_rows", "k"})
+SIZES = frozenset({"rows", "columns", "size", "width", "distil_rows", "k", "classes"})
 """Settings that say how large a result or something on the way to it is."""
 RECORDS = frozenset({"svrg"})
 """Settings that are named tuples, which have some of the above as fields."""

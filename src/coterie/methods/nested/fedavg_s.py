@@ -4,10 +4,10 @@ Every client takes τ steps of (x, y) ← (x − (α/τ) ∇_x f_i, y + (β/τ) 
 """
 
 from coterie.methods.base import Draw, Federation, Method, validated
-from coterie.methods.nested.phases import NestedState, StepCounts, start, stepped, view
+from coterie.methods.nested.phases import NestedState, StepCounts, start, stepped, supporting, view
 from coterie.methods.nested.works import simultaneous_steps
 from coterie.methods.shared.works import LocalSteps
-from coterie.problems.nested import NestedProblem
+from coterie.problems.nested import SETS, NestedProblem
 from coterie.settings import BatchSize, Positive
 
 
@@ -40,4 +40,5 @@ def fedavg_s(
         x, y = stepped(fed, simultaneous_steps, (s.x, s.y), local, draw, inner_step=step)
         return s._replace(x=x, y=y)
 
-    return Method("fedavg-s", init, round, view, needs=frozenset({"minimax"}))
+    supports = supporting(SETS, kind="minimax")
+    return Method("fedavg-s", init, round, view, needs=frozenset({"minimax"}), alternatives=supports)

@@ -8,7 +8,9 @@ FedNest_SGD takes plain local steps in FedInn (Alg. 6). `fednest-weights` is the
 Deviations: the deterministic series is the default, Alg. 3's random truncation an option (series = "random"), and
 conjugate gradients another. The clients of a round are the same in all its phases (S_0 … S_N' = S) unless `redraw`:
 then each FedInn, each S_n of Alg. 3 and FedOut draws its own. Global quantities (q, ∇_y f, products, h) use all rows
-unless `anchor` limits them. outer_step = 0 keeps x.
+unless `anchor` limits them. outer_step = 0 keeps x. Beyond the paper: steps are projected where a variable has a set;
+x may be the clients' own (FedOut is then one round without an upload), and f may be at the server (FedOut is then the
+server's step along h; h needs one round, ∇_y f none).
 """
 
 from functools import partial
@@ -16,7 +18,10 @@ from functools import partial
 from coterie.methods.base import Method, validated
 from coterie.methods.nested.phases import Inverse, Series, StepCounts, alternating, fedinn, fedout, lfedinn
 from coterie.methods.shared.works import LocalSteps
+from coterie.problems.nested import AT_SERVER, OWN_X, SETS
 from coterie.settings import BatchSize, Count, NonNegative, Positive
+
+FEATURES = (AT_SERVER, SETS, OWN_X)
 
 
 @validated
@@ -61,7 +66,8 @@ def fednest(
     inverse = Inverse(series, terms, lipschitz, anchor, redraw)
     inner = partial(fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
     outer = partial(fedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return alternating("fednest", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)
+    paces = (local_steps, outer_steps)
+    return alternating("fednest", inner, outer, inner_rounds, *paces, redraw=redraw, features=FEATURES)
 
 
 @validated
@@ -100,4 +106,5 @@ def fednest_sgd(
     inverse = Inverse(series, terms, lipschitz, anchor, redraw)
     inner = partial(lfedinn, local=LocalSteps(step, local_steps, batch))
     outer = partial(fedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return alternating("fednest-sgd", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)
+    paces = (local_steps, outer_steps)
+    return alternating("fednest-sgd", inner, outer, inner_rounds, *paces, redraw=redraw, features=FEATURES)

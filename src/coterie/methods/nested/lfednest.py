@@ -4,18 +4,22 @@ LFedNest is Alg. 6 inside Alg. 5; LFedNest_SVRG is Alg. 4 inside Alg. 5; LFedNes
 x_i at each client before anything is averaged. Cheap where clients are alike, biased where they are not: a mean of
 local inverses is not the inverse of the mean. With `redraw` each LFedInn (or FedInn) and LFedOut has its own clients.
 
+Where y_i is the client's own (`PerClient`), local hypergradients are right, and one round per call of round is enough:
+y_i stays, and x_i alone is averaged (`lfednest` with all its T · τ inner steps, `lfednest-nonalt` with τ).
+
 Deviations: Alg. 5's line 6 prints ∇_x f_i for the last factor, which must be ∇_y f_i; its random truncation is an
 option, the deterministic series the default.
 """
 
 from functools import partial
 
+from coterie.federation import Memory
 from coterie.methods.base import Draw, Federation, Method, validated
 from coterie.methods.nested import phases
 from coterie.methods.nested.phases import Inverse, LocalSeries, NestedState, StepCounts
 from coterie.methods.nested.works import local_nested_steps, pace
 from coterie.methods.shared.works import LocalSteps
-from coterie.problems.nested import NestedProblem
+from coterie.problems.nested import OWN_Y, SETS, NestedProblem
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -51,9 +55,18 @@ def lfednest(
         'lfednest'
     """
     inverse = Inverse(series, terms, lipschitz, batch)
-    inner = partial(phases.lfedinn, local=LocalSteps(step, local_steps, batch))
-    outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return phases.alternating("lfednest", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)
+    steps, local = LocalSteps(step, local_steps, batch), LocalSteps(outer_step, outer_steps, batch)
+    return phases.alternating(
+        "lfednest",
+        partial(phases.lfedinn, local=steps),
+        partial(phases.lfedout, local=local, inverse=inverse),
+        inner_rounds,
+        local_steps,
+        outer_steps,
+        redraw=redraw,
+        features=(SETS, OWN_Y),
+        own=partial(phases.own_inner, inner=phases.repeated(steps, inner_rounds), local=local, inverse=inverse),
+    )
 
 
 @validated
@@ -92,7 +105,8 @@ def lfednest_svrg(
     inverse = Inverse(series, terms, lipschitz, batch)
     inner = partial(phases.fedinn, local=LocalSteps(step, local_steps, batch), anchor=anchor)
     outer = partial(phases.lfedout, local=LocalSteps(outer_step, outer_steps, batch), inverse=inverse)
-    return phases.alternating("lfednest-svrg", inner, outer, inner_rounds, local_steps, outer_steps, redraw=redraw)
+    paces = (local_steps, outer_steps)
+    return phases.alternating("lfednest-svrg", inner, outer, inner_rounds, *paces, redraw=redraw, features=(SETS,))
 
 
 @validated
@@ -130,9 +144,13 @@ def lfednest_nonalt(
         return phases.start(problem, n, local_steps, outer_steps)
 
     def round(fed: Federation, s: NestedState, draw: Draw) -> NestedState:
+        if isinstance(s.y, Memory):
+            own = LocalSteps(step, local_steps, batch)
+            return phases.own_inner(fed, s, draw, inner=own, local=local, inverse=inverse)
         tau, steps = pace(local_steps, s.y)
         inner = {"inner_step": step, "inner_steps": steps}
         x, y = phases.with_series(fed, local_nested_steps, (s.x, s.y, tau), local, inverse, draw, **inner)
         return s._replace(x=x, y=y)
 
-    return Method("lfednest-nonalt", init, round, phases.view, needs=frozenset({"nested"}))
+    supports = phases.supporting(SETS, OWN_Y)
+    return Method("lfednest-nonalt", init, round, phases.view, needs=frozenset({"nested"}), alternatives=supports)

@@ -58,10 +58,15 @@ class NestedForm:
         curvature = self.rho.mean() * torch.eye(len(zero), dtype=zero.dtype) + J.T @ J
         return torch.linalg.solve(curvature, -self.hypergradient(zero))
 
+    def gap(self, x: Tensor) -> Tensor:
+        """f(x) − f(x*) = ½ (x − x*)ᵀ(∇f(x) − ∇f(x*)), without the cancellation of the difference."""
+        return 0.5 * (x - self.optimum) @ (self.hypergradient(x) - self.hypergradient(self.optimum))
+
     def measure(self, view: View) -> dict[str, float]:
-        """How far x is from x*, y from y*(x), f(x) and ‖∇f(x)‖."""
+        """How far x is from x*, y from y*(x), f(x), its gap and ‖∇f(x)‖."""
         x = view.model.double().cpu()
         measures = {
+            "gap": float(self.gap(x)),
             "objective": float(self.objective(x)),
             "stationarity": float(self.hypergradient(x).norm()),
             "distance_to_optimum": float((x - self.optimum).norm()),

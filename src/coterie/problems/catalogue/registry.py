@@ -58,10 +58,27 @@ CATALOGUE: tuple[tuple[str, str, str], ...] = (
         "three clean clients that split the classes, seven with random labels",
     ),
     ("nested-quadratic", "catalogue.nested_quadratic", "bilevel, with known y*(x), f(x), ∇f(x) and x*"),
+    ("simulated", "catalogue.simulated", "bilevel: benchmark_bilevel's quadratic over clients, with known h(x) and h*"),
     ("minimax-quadratic", "catalogue.minimax_quadratic", "minimax, with a known saddle point"),
     ("hyper-representation", "catalogue.hyper_representation", "bilevel: the backbone outside, the head inside"),
     ("loss-tuning", "catalogue.loss_tuning", "bilevel: a loss tuned for long-tailed classes, a network inside"),
     ("meta-learning", "catalogue.meta_learning", "compositional: a start that is good after one gradient step"),
+    (
+        "hyper-cleaning",
+        "catalogue.hyper_cleaning",
+        "bilevel: weights of corrupted rows that clients keep, a model inside",
+    ),
+    ("ridge-path", "catalogue.ridge_path", "bilevel: ridge penalties, one per feature or per client; h(x) is known"),
+    (
+        "penalty-tuning",
+        "catalogue.penalty_tuning",
+        "bilevel: one penalty per class of a classifier; digits or Covertype",
+    ),
+    (
+        "distributionally-robust",
+        "catalogue.distributionally_robust",
+        "minimax: a model for the worst mixture of clients, weights on the simplex",
+    ),
     (
         "submodels",
         "catalogue.submodels",
@@ -83,6 +100,13 @@ NESTED = ("fednest", "fednest-sgd", "lfednest", "lfednest-svrg", "lfednest-nonal
 AVERAGES = ("sgd-full", "sgd-ideal", "fedadp", "tawt")
 MINIMAX = {"outer_step": 0.1, "step": 0.5, "local_steps": 5, "batch": "all"}
 BILEVEL = {"outer_step": 0.3, "step": 0.5, "local_steps": 5, "terms": 20, "lipschitz": 5.0, "batch": "all"}
+SIMULATED = {"outer_step": 1.0, "step": 3.0, "local_steps": 10, "terms": 20, "lipschitz": 4.0, "batch": "all"}
+GLOBAL = {"series": "cg", "terms": 10}  # conjugate gradients on the mean Hessian
+RIDGE = {**GLOBAL, "outer_step": 10.0, "step": 1.0, "local_steps": 5, "batch": "all"}
+CLEANING = {**GLOBAL, "outer_step": 300.0, "step": 2.0, "local_steps": 5, "batch": "all"}
+CLEANING_LOCAL = {"outer_step": 600.0, "step": 0.4, "system_step": 0.4, "batch": "all"}
+PENALTIES = {**GLOBAL, "outer_step": 5.0, "step": 1.0, "local_steps": 5, "batch": "all"}
+ROBUST = {"outer_step": 0.5, "step": 0.5, "local_steps": 1, "batch": "all"}
 IMAGES = {"outer_step": 0.3, "step": 1.0, "local_steps": 25, "lipschitz": 400.0, "batch": 32}
 LIGHT = {name: {**IMAGES, "outer_step": 0.03} for name in NESTED[2:]}  # local hypergradients need smaller steps
 TUNING = {"outer_step": 10.0, "step": 0.5, "local_steps": 10, "lipschitz": 100.0, "batch": 32}
@@ -126,7 +150,17 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "fixed-weights": {"step": 0.2},
     },
     "nested-quadratic": dict.fromkeys(NESTED, BILEVEL),
+    "simulated": {key: SIMULATED if key in NESTED[2:] else {**SIMULATED, **GLOBAL} for key in NESTED},
     "minimax-quadratic": {**{key: {**MINIMAX, "outer_steps": 5} for key in NESTED}, "fedavg-s": MINIMAX},
+    "ridge-path": dict.fromkeys(NESTED[:2], RIDGE),
+    "hyper-cleaning": {
+        **dict.fromkeys(NESTED[:2], CLEANING),
+        "soba": {"step": 0.4, "outer_step": 100.0},
+        # these need problem.own=false, which makes the gradient by x a mean over the clients
+        **dict.fromkeys(("fedbio", "fedbioacc", "simfbo"), CLEANING_LOCAL),
+    },
+    "penalty-tuning": dict.fromkeys(NESTED[:2], PENALTIES),
+    "distributionally-robust": dict.fromkeys((*NESTED, "fedavg-s"), ROBUST),
     "hyper-representation": {**dict.fromkeys(NESTED, IMAGES), **LIGHT},
     "loss-tuning": dict.fromkeys(NESTED, TUNING),
     "meta-learning": {key: {"outer_step": 0.5, "step": 1.0, "local_steps": 1} for key in NESTED},

@@ -1,6 +1,10 @@
-"""Variables of nested problems: tensors and modules, laid out in one flat vector; un-flattening is views."""
+"""Variables of nested problems: tensors and modules, laid out in one flat vector; un-flattening is views.
+
+A variable may stay at its client (`PerClient`), and it may be kept within a convex set.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +14,25 @@ from coterie.errors import UsageError
 from coterie.numerics.memo import Memoised
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import current_probe
+from coterie.problems.tasks.sets import Projection, Within, projection
 
 Variable = Tensor | nn.Module | FlatModel | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """Marks x or y of a nested problem as a variable that every client has for itself, and that never leaves it.
+
+    Args:
+        start: the value that every client starts from: a tensor, a module, or a dict of these. Where clients need
+            different sizes (one weight per row), give the largest; entries without influence stay as they are.
+
+    Example:
+        `coterie.Nested(inner, outer).on(train, valid, x=coterie.PerClient(torch.zeros(rows)), y=torch.zeros(10))`:
+        weights of a client's own rows, which neither the server nor another client sees.
+    """
+
+    start: Variable
 
 
 class Bound(NamedTuple):
@@ -37,8 +58,9 @@ class Bound(NamedTuple):
 class Flat:
     """θ ↦ the variable as its owner wrote it: a tensor, a module (as `Bound`), or a dict of these."""
 
-    def __init__(self, value: Variable, name: str = "x") -> None:
+    def __init__(self, value: Variable, name: str = "x", within: Within = None) -> None:
         self.name = name
+        self._project: Projection | None = None
         self._parts: dict[str, Flat] | None = None
         self._model: FlatModel | None = None
         self._memoised: Memoised | None = None
@@ -52,7 +74,9 @@ class Flat:
                 raise UsageError(f"{name} is a tensor of {value.dtype}; a variable needs real numbers, use .float().")
             self.start, self.shape = value.detach().reshape(-1).clone(), tuple(value.shape)
         elif isinstance(value, Mapping) and value:
-            self._parts = {key: Flat(part, f"{name}.{key}") for key, part in value.items()}
+            by_part = within if isinstance(within, Mapping) else {}
+            _check_parts(by_part, value, name)
+            self._parts = {key: Flat(part, f"{name}.{key}", by_part.get(key)) for key, part in value.items()}
             self.start = torch.cat([part.start for part in self._parts.values()])
         else:
             raise UsageError(
@@ -61,6 +85,25 @@ class Flat:
         if not bool(torch.isfinite(self.start).all()):
             raise UsageError(f"the start value of {name} holds NaN or infinity; start somewhere finite.")
         self.size = len(self.start)
+        if isinstance(within, Mapping) and self._parts is None:
+            raise UsageError(f"{name}_set is a dict, and {name} is none; give one set for the whole variable.")
+        if within is not None and not isinstance(within, Mapping):
+            self._project = projection(within, self.start, name)
+        self.start = self.project(self.start)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it, or a part of it, is kept within a set."""
+        return self._project is not None or any(part.bounded for part in (self._parts or {}).values())
+
+    def project(self, theta: Tensor) -> Tensor:
+        """The nearest θ within the variable's set; θ itself where it has none."""
+        if self._project is not None:
+            return self._project(theta)
+        if self._parts is None or not self.bounded:
+            return theta
+        parts = zip(self._parts.values(), self._split(theta), strict=True)
+        return torch.cat([part.project(t) for part, t in parts])
 
     @property
     def models(self) -> list[FlatModel]:
@@ -122,3 +165,9 @@ class Flat:
         if self._parts is not None:
             moved._parts = {key: part.to(dtype=dtype, device=device) for key, part in self._parts.items()}
         return moved
+
+
+def _check_parts(sets: Mapping[str, Any], value: Mapping[str, Any], name: str) -> None:
+    for key in sets:
+        if key not in value:
+            raise UsageError(f"{name}_set names {key!r}, but {name} has the parts {', '.join(value)}.")
