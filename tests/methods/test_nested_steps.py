@@ -20,7 +20,7 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import resolve
 from coterie.experiment.loop import Result, run_rounds
 from coterie.methods import Method, f2sa, ma_soba, saba, soba, stocbio
-from coterie.methods.nested.steps import Estimates, Oracle, StepRule, measured_model
+from coterie.methods.nested.steps import Curvature, Oracle, StepRule, measured_model
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.catalogue.nested_quadratic import nested_quadratic
@@ -29,7 +29,7 @@ from coterie.problems.nested import Nested
 SMALL: dict[str, Any] = {"clients": 4, "dimension": 3, "inner_dimension": 5}
 
 
-def chosen(problem: Any, **more: Any) -> tuple[Estimates, Any]:
+def chosen(problem: Any, **more: Any) -> tuple[Curvature, Any]:
     """The estimates at the start, and the federation that made them."""
     fed = federation(problem)
     return StepRule("auto", "auto", **more).choose(fed, problem.start, problem.inner_start, problem.task.kind), fed
@@ -128,12 +128,12 @@ def test_estimates_of_the_other_kinds(kind: str, exchanges: int | None) -> None:
 
 
 def test_the_rule() -> None:
-    found = Estimates(inner=4.0, least=2.0, goal=1.0, outer_step=0.5)
+    found = Curvature(inner=4.0, least=2.0, goal=1.0, outer=1.0, outer_step=0.5)
     assert StepRule("auto", "auto").sizes(found) == (0.25, 0.5)
     assert StepRule(0.1, "auto").sizes(found) == (0.1, 0.5)
     assert StepRule("auto", 0.3, share=0.5).sizes(found) == (0.125, 0.3)
     assert StepRule("auto", 0.3).record(found) == {"step": 0.25}
-    assert StepRule("auto", "auto").record(Estimates()) == {}
+    assert StepRule("auto", "auto").record(Curvature()) == {}
 
 
 def test_given_steps_ask_for_nothing_more() -> None:
@@ -141,9 +141,9 @@ def test_given_steps_ask_for_nothing_more() -> None:
     for make, exchanges in ((soba, 1), (saba, 1), (ma_soba, 1), (stocbio, 22)):
         fed = federation(problem)
         state = play(make(step=0.1, outer_step=0.1), problem, 1, fed=fed)
-        assert (fed.ledger.total.rounds, state.estimates) == (exchanges, Estimates())
+        assert (fed.ledger.total.rounds, state.curvature) == (exchanges, Curvature())
     fed = federation(problem)
-    assert play(f2sa(step=0.1, outer_step=0.1), problem, 1, fed=fed).estimates.goal == 1.0  # the penalty needs it
+    assert play(f2sa(step=0.1, outer_step=0.1), problem, 1, fed=fed).curvature.goal == 1.0  # the penalty needs it
 
 
 # What is refused
@@ -203,7 +203,7 @@ def test_without_settings_it_converges(method: str, rounds: int) -> None:
 def test_a_resumed_run_keeps_its_steps_and_estimates_nothing_again(tmp_path: Path) -> None:
     first = run("soba", 2, tmp_path)
     resumed = run("soba", 4, tmp_path, resume=True)
-    assert resumed.state.estimates == first.state.estimates != Estimates()
+    assert resumed.state.curvature == first.state.curvature != Curvature()
     rounds = [line["communication"]["rounds"] for line in resumed.history]
     assert [b - a for a, b in pairwise(rounds[1:])] == [1, 1, 1]
     assert resumed.summary["final"]["outer_step"] == first.summary["final"]["outer_step"]

@@ -94,7 +94,11 @@ class Task(Oracles):
 
     model: Any
     classes: int | None = None
-    quadratic: bool = False
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether every loss is quadratic in θ, so that its curvature is the same everywhere."""
+        return False
 
     @property
     def models(self) -> Sequence[Any]:
@@ -215,6 +219,10 @@ class Problem(ABC):
     @abstractmethod
     def measure(self, view: View) -> dict[str, float]:
         """What the record says of a view."""
+
+    def by_client(self, view: View) -> dict[str, list[float]]:
+        """Measures of every client's model on rows of its own, by client; empty where clients have no such rows."""
+        return {}
 
     def finished(self, fed: Federation, view: View) -> View:
         """The view after the last round, with what the model needs for use after training; it may ask the clients."""

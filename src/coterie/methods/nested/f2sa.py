@@ -24,7 +24,7 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, View, validated
-from coterie.methods.nested.steps import CONDITION, NESTED, SUPPORTS, Estimates, Step, StepRule
+from coterie.methods.nested.steps import NESTED, SUPPORTS, Curvature, Step, StepRule
 from coterie.methods.shared.works import draw_batch, goal_rows, own_rows
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Count, NonNegative
@@ -40,7 +40,7 @@ class F2saState(NamedTuple):
     z: Tensor
     k: int
     kind: str
-    estimates: Estimates
+    curvature: Curvature
 
 
 @work("f2sa/inner-gradients", update=RESULT)
@@ -101,12 +101,12 @@ def f2sa(
 
     def init(problem: NestedProblem, n: int) -> F2saState:
         y = problem.inner_start
-        return F2saState(problem.start, y, y, 0, problem.task.kind, Estimates())
+        return F2saState(problem.start, y, y, 0, problem.task.kind, Curvature())
 
     def round(fed: Federation, s: F2saState, draw: Draw) -> F2saState:
-        estimates = rule.estimated(fed, s, also=penalty == "auto")
-        first = first_penalty(estimates)
-        rho, gamma = rule.sizes(with_goal(estimates, first))
+        curvature = rule.estimated(fed, s, also=penalty == "auto")
+        first = first_penalty(curvature)
+        rho, gamma = rule.sizes(with_goal(curvature, first))
         lam = first * (s.k + 1) ** growth
         x, y, z = s.x, s.y, s.z
         for t in range(inner_steps if len(y) else 0):
@@ -114,24 +114,24 @@ def f2sa(
             d_z, d_y = fed.mean(inner_gradients, (x, y, z), draw=at, batch=batch, penalty=lam)
             z, y = fed.task.y.project(z - rho * d_z), fed.task.y.project(y - rho * d_y)
         d_x = fed.mean(outer_gradient, (x, y, z), draw=draw.phase("outer"), batch=batch, penalty=lam)
-        return F2saState(fed.task.x.project(x - gamma * d_x), y, z, s.k + 1, s.kind, estimates)
+        return F2saState(fed.task.x.project(x - gamma * d_x), y, z, s.k + 1, s.kind, curvature)
 
-    def first_penalty(c: Estimates) -> float:
+    def first_penalty(c: Curvature) -> float:
         """λ_0."""
         if isinstance(penalty, str):
-            return max(1.0, c.goal / max(c.least, c.inner / CONDITION)) / ACCURACY
+            return max(1.0, c.goal * c.condition / c.inner) / ACCURACY
         return penalty
 
     def view(s: F2saState) -> View:
         seen = View(s.x, inner=s.z if len(s.z) else None)
         if s.k == 0:
             return seen
-        first = first_penalty(s.estimates)
-        return seen._replace(more={**rule.record(with_goal(s.estimates, first)), "penalty": first * s.k**growth})
+        first = first_penalty(s.curvature)
+        return seen._replace(more={**rule.record(with_goal(s.curvature, first)), "penalty": first * s.k**growth})
 
     return Method("f2sa", init, round, view, NESTED, SUPPORTS)
 
 
-def with_goal(c: Estimates, penalty: float) -> Estimates:
+def with_goal(c: Curvature, penalty: float) -> Curvature:
     """The curvatures of g + f/λ, of which y takes steps."""
     return c._replace(inner=c.inner + c.goal / penalty)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from coterie.methods.base import Draw, Federation, Method, validated
-from coterie.methods.nested.steps import NESTED, SUPPORTS, Estimates, Step, StepRule, indirect
+from coterie.methods.nested.steps import NESTED, SUPPORTS, Curvature, Step, StepRule, indirect
 from coterie.methods.nested.works import joint_directions
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Probability
@@ -31,7 +31,7 @@ class MaSobaState(NamedTuple):
     v: Tensor
     h: Tensor
     kind: str
-    estimates: Estimates
+    curvature: Curvature
 
 
 @validated
@@ -60,14 +60,14 @@ def ma_soba(
 
     def init(problem: NestedProblem, n: int) -> MaSobaState:
         x, y, kind = problem.start, problem.inner_start, problem.task.kind
-        return MaSobaState(x, y, indirect(kind, y), torch.zeros_like(x), kind, Estimates())
+        return MaSobaState(x, y, indirect(kind, y), torch.zeros_like(x), kind, Curvature())
 
     def round(fed: Federation, s: MaSobaState, draw: Draw) -> MaSobaState:
-        estimates = rule.estimated(fed, s)
-        rho, gamma = rule.sizes(estimates)
+        curvature = rule.estimated(fed, s)
+        rho, gamma = rule.sizes(curvature)
         d_y, d_v, d_x = fed.mean(joint_directions, (s.x, s.y, s.v), draw=draw.phase("directions"), batch=batch)
         x, y = fed.task.x.project(s.x - gamma * s.h), fed.task.y.project(s.y - rho * d_y)
         h = (1.0 - averaging) * s.h + averaging * d_x
-        return MaSobaState(x, y, s.v - rho * d_v, h, s.kind, estimates)
+        return MaSobaState(x, y, s.v - rho * d_v, h, s.kind, curvature)
 
     return Method("ma-soba", init, round, rule.view, NESTED, SUPPORTS)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Memory, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, View, validated
-from coterie.methods.nested.steps import NESTED, SUPPORTS, Estimates, Step, StepRule, indirect
+from coterie.methods.nested.steps import NESTED, SUPPORTS, Curvature, Step, StepRule, indirect
 from coterie.methods.nested.works import directions
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize
@@ -39,7 +39,7 @@ class SabaState(NamedTuple):
     y: Tensor
     v: Tensor
     kind: str
-    estimates: Estimates
+    curvature: Curvature
     share: float
     mean: Directions
     tables: Memory
@@ -81,21 +81,21 @@ def saba(*, step: Step = "auto", outer_step: Step = "auto", batch: BatchSize = "
     def init(problem: NestedProblem, n: int) -> SabaState:
         x, y, kind = problem.start, problem.inner_start, problem.task.kind
         v = indirect(kind, y)
-        return SabaState(x, y, v, kind, Estimates(), 1.0, *_empty_tables(x, y, v, n))
+        return SabaState(x, y, v, kind, Curvature(), 1.0, *_empty_tables(x, y, v, n))
 
     def round(fed: Federation, s: SabaState, draw: Draw) -> SabaState:
         part = len(fed.ids) / fed.n
         share = s.share if part == 1.0 else PARTIAL
-        estimates = rule(share).estimated(fed, s)
-        rho, gamma = rule(share).sizes(estimates)
+        curvature = rule(share).estimated(fed, s)
+        rho, gamma = rule(share).sizes(curvature)
         noted, at = len(fed.book.events), draw.phase("directions")
         change, tables = fed.mean(changed_directions, (s.x, s.y, s.v), memory=s.tables, draw=at, batch=batch)
         d_y, d_v, d_x = _sum(s.mean, change)
         x, y = fed.task.x.project(s.x - gamma * d_x), fed.task.y.project(s.y - rho * d_y)
         v = s.v - rho * d_v
         if len(fed.book.events) > noted:  # not every active client has renewed its table
-            return SabaState(x, y, v, s.kind, estimates, share, *_empty_tables(x, y, v, fed.n))
-        return SabaState(x, y, v, s.kind, estimates, share, _sum(s.mean, change, part), tables)
+            return SabaState(x, y, v, s.kind, curvature, share, *_empty_tables(x, y, v, fed.n))
+        return SabaState(x, y, v, s.kind, curvature, share, _sum(s.mean, change, part), tables)
 
     def view(s: SabaState) -> View:
         return rule(s.share).view(s)

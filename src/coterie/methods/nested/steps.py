@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import RunError
-from coterie.methods.base import Draw, Federation, View
+from coterie.methods.base import Draw, Federation, View, personal_models
 from coterie.methods.nested.phases import supporting
 from coterie.methods.nested.works import hessian_product, joint_directions
 from coterie.numerics import conjugate_gradients
@@ -48,13 +48,19 @@ CONDITION = 100.0  # the largest L/μ that the model has; a singular inner probl
 MARGIN = 0.5  # of the longest outer step with which the model contracts
 
 
-class Estimates(NamedTuple):
-    """L and μ of ∇²_yy g, the curvature L_f of f in y, and γ. All are 0 before they are made, or if none is needed."""
+class Curvature(NamedTuple):
+    """L and μ of ∇²_yy g, L_f of f in y, K of h(x) = f(x, y*(x)), and γ. All are 0 before they are estimated."""
 
     inner: float = 0.0
     least: float = 0.0
     goal: float = 0.0
+    outer: float = 0.0
     outer_step: float = 0.0
+
+    @property
+    def condition(self) -> float:
+        """κ = L/μ, at least 1 and at most `CONDITION`."""
+        return max(1.0, self.inner / max(self.least, self.inner / CONDITION))
 
 
 class Iterate(Protocol):
@@ -73,7 +79,7 @@ class Iterate(Protocol):
         """The kind of problem."""
 
     @property
-    def estimates(self) -> Estimates:
+    def curvature(self) -> Curvature:
         """The estimates, or zeros before the first round."""
 
 
@@ -96,7 +102,7 @@ class StepRule(NamedTuple):
     fresh: bool = False
     share: float = 1.0
 
-    def estimated(self, fed: Federation, s: Iterate, *, also: bool = False) -> Estimates:
+    def estimated(self, fed: Federation, s: Iterate, *, also: bool = False) -> Curvature:
         """The estimates of the state, or new ones where a step needs them and there are none.
 
         At most 43 exchanges, once. None where both steps are numbers.
@@ -106,11 +112,11 @@ class StepRule(NamedTuple):
             s: the state.
             also: whether another setting needs them, too.
         """
-        if not (also or "auto" in (self.step, self.outer_step)) or s.estimates.outer_step > 0.0:
-            return s.estimates
+        if not (also or "auto" in (self.step, self.outer_step)) or s.curvature.outer_step > 0.0:
+            return s.curvature
         return self.choose(fed, s.x, s.y, s.kind)
 
-    def choose(self, fed: Federation, x: Tensor, y: Tensor, kind: str) -> Estimates:
+    def choose(self, fed: Federation, x: Tensor, y: Tensor, kind: str) -> Curvature:
         """The estimates, each rounded to two digits."""
         oracle = Oracle(fed, kind, Draw.of(0, device=x.device).phase("steps"))  # every seed gets the same steps
         y, v, goal = _near_solution(oracle, x, y)
@@ -118,25 +124,26 @@ class StepRule(NamedTuple):
         largest, least = model.inner_curvatures()
         rho = self.step if isinstance(self.step, float) else 1.0 / largest
         gamma = model.outer_step(rho, self.inner_steps, self.averaging, self.fresh)
-        return Estimates(*(float(f"{value:.2g}") for value in (largest, least, goal, gamma)))
+        outer = float(torch.linalg.matrix_norm(model.outer_curvature(), 2)) or 1.0
+        return Curvature(*(float(f"{value:.2g}") for value in (largest, least, goal, outer, gamma)))
 
-    def sizes(self, estimates: Estimates) -> tuple[float, float]:
+    def sizes(self, curvature: Curvature) -> tuple[float, float]:
         """ρ and γ."""
-        rho = self.share / estimates.inner if isinstance(self.step, str) else self.step
-        gamma = self.share * estimates.outer_step if isinstance(self.outer_step, str) else self.outer_step
+        rho = self.share / curvature.inner if isinstance(self.step, str) else self.step
+        gamma = self.share * curvature.outer_step if isinstance(self.outer_step, str) else self.outer_step
         return rho, gamma
 
-    def record(self, estimates: Estimates) -> dict[str, float]:
+    def record(self, curvature: Curvature) -> dict[str, float]:
         """The steps that were chosen, by the names of their settings."""
-        if estimates.outer_step == 0.0:
+        if curvature.outer_step == 0.0:
             return {}
         given = {"step": self.step, "outer_step": self.outer_step}
-        sizes = zip(given, self.sizes(estimates), strict=True)
+        sizes = zip(given, self.sizes(curvature), strict=True)
         return {name: size for name, size in sizes if given[name] == "auto"}
 
     def view(self, s: Iterate) -> View:
         """x is the model, y the inner variable; the record has the steps that were chosen."""
-        return View(s.x, inner=s.y if len(s.y) else None, more=self.record(s.estimates))
+        return View(personal_models(s.x), inner=s.y if len(s.y) else None, more=self.record(s.curvature))
 
 
 def indirect(kind: str, y: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from coterie.methods.base import Draw, Federation, Method, validated
-from coterie.methods.nested.steps import NESTED, SUPPORTS, Estimates, Step, StepRule, indirect
+from coterie.methods.nested.steps import NESTED, SUPPORTS, Curvature, Step, StepRule, indirect
 from coterie.methods.nested.works import hessian_product, hypergradient, inner_gradient, outer_y_gradient
 from coterie.numerics import neumann
 from coterie.problems.nested import NestedProblem
@@ -35,7 +35,7 @@ class StocBioState(NamedTuple):
     x: Tensor
     y: Tensor
     kind: str
-    estimates: Estimates
+    curvature: Curvature
 
 
 @validated
@@ -70,17 +70,17 @@ def stocbio(
     rule = StepRule(step, outer_step, inner_steps=inner_steps, fresh=True)
 
     def init(problem: NestedProblem, n: int) -> StocBioState:
-        return StocBioState(problem.start, problem.inner_start, problem.task.kind, Estimates())
+        return StocBioState(problem.start, problem.inner_start, problem.task.kind, Curvature())
 
     def round(fed: Federation, s: StocBioState, draw: Draw) -> StocBioState:
-        estimates = rule.estimated(fed, s)
-        alpha, beta = rule.sizes(estimates)
+        curvature = rule.estimated(fed, s)
+        alpha, beta = rule.sizes(curvature)
         x, y, mean = s.x, s.y, partial(fed.mean, batch=batch)
         for t in range(inner_steps if len(y) else 0):
             y = fed.task.y.project(y - alpha * mean(inner_gradient, (x, y), draw=draw.phase("inner").step(t)))
         p = _inverse_product(mean, s._replace(y=y), alpha, draw) if len(indirect(s.kind, y)) else None
         h = mean(hypergradient, (x, y, p), draw=draw.phase("hypergradient"))
-        return StocBioState(fed.task.x.project(x - beta * h), y, s.kind, estimates)
+        return StocBioState(fed.task.x.project(x - beta * h), y, s.kind, curvature)
 
     def _inverse_product(mean: partial[Tensor], s: StocBioState, eta: float, draw: Draw) -> Tensor:
         """p ≈ [∇²_yy g]⁻¹ ∇_y f, with Q products; none where ∇²_yy g is the identity."""
