@@ -26,6 +26,7 @@ from coterie.reproduce.leaderboard import (
     ranking,
 )
 from coterie.reproduce.reading import Finished, better_off, read
+from coterie.reproduce.running import sample
 from coterie.testing.methods import SMALL
 
 Command = Callable[..., Any]
@@ -95,21 +96,40 @@ def test_ranks_are_of_methods_with_all_problems() -> None:
 
 
 def test_decisions_are_drawn_from_the_results() -> None:
-    values = {ALONE: [0.9, 0.9], "fedavg": [0.7, 0.7], "collaborate": [0.8, 0.8], "ditto": [0.75, 0.75]}
+    values = {ALONE: [0.6, 0.6], "fedavg": [0.7, 0.7], "collaborate": [0.8, 0.8], "ditto": [0.75, 0.75]}
     worst = {ALONE: [0.1, 0.1], "fedavg": [0.2, 0.2], "collaborate": [0.3, 0.3], "ditto": [0.4, 0.4]}
     names = [name for name in NAMES if name.startswith(("dirichlet", "friends-e")) or name.endswith("-everyone")]
     lines = {line["situation"]: line for line in decisions([stored(name, values, worst) for name in names])}
     assert "one target; clients attack" not in lines  # byzantine has no results
     grouped = lines["everyone wants a model; there are groups"]
-    assert (grouped["take"], grouped["second"]) == ("collaborate", "ditto")  # alone is what to compare with
-    assert grouped["means"] == {"collaborate": 0.8, "ditto": 0.75, "fedavg": 0.7, ALONE: 0.9}
+    assert (grouped["take"], grouped["second"]) == ("collaborate", "ditto")
+    assert grouped["means"] == {"collaborate": 0.8, "ditto": 0.75, "fedavg": 0.7, ALONE: 0.6}
     assert lines["everyone, and the server may see sums only"]["take"] == "ditto"  # collaborate shows updates
     assert lines["everyone, and the worst client counts"]["take"] == "ditto"
+    (alone,) = decisions([stored("heart-disease", {ALONE: [0.8, 0.8], "fedavg": [0.7, 0.7]})])
+    assert alone["take"] == ALONE  # then collaboration does not pay
+    assert alone["problems"] == "1 of 1"
     text = page("small", [stored(name, values, worst) for name in names])
-    assert (
-        "| everyone wants a model; there are groups | **collaborate** | 0.800 | ditto 0.750 | 0.700 | 0.900 |" in text
+    line = (
+        "| everyone wants a model; there are groups | 5 of 5 | **collaborate** | 0.800 | ditto 0.750 | 0.700 | 0.600 |"
     )
+    assert line in text
     assert text.count("#### ") == len(names)
+
+
+def test_only_what_one_run_tells_can_be_checked() -> None:
+    for study in STUDIES:
+        table = study.at("small")
+        values = {row.name: [[0.5] for _ in table.columns] for row in table.rows}
+        result = {
+            "scale": "small",
+            "seeds": [0],
+            "columns": [{"name": column.name} for column in table.columns],
+            "rows": [{"name": name, "cells": [{"values": v} for v in found]} for name, found in values.items()],
+        }
+        reads = {cell.column.read for cell, _, _ in sample(study, result, 1000)}
+        assert {"megabytes", "rounds"} < reads
+        assert not [read for read in reads if read.startswith(("seconds", "better"))]
 
 
 def test_better_off_counts_the_clients_that_gain() -> None:
@@ -161,7 +181,7 @@ def test_problems_without_data_are_named_first(monkeypatch: pytest.MonkeyPatch, 
 def test_an_empty_folder_is_read(coterie: Command, tmp_path: Path) -> None:
     done = coterie("leaderboard", "--read", "--problems", "friends", "--out", tmp_path / "board")
     assert done.code == 0
-    assert "No situation has results on all of its problems yet." in done.out
+    assert "There are no results yet." in done.out
     result = json.loads((tmp_path / "board/leaderboard-small.json").read_text())
     assert result == {"scale": "small", "rankings": {}, "decisions": []}
 

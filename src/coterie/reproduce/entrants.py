@@ -65,6 +65,7 @@ TARGET: dict[str, Entrant] = {
     "fedce": _tuned("fedce", {"combine": ("product", "sum")}),
     "fedlaw": _tuned("fedlaw", {"weight_step": (0.01, 0.1)}),
     "meritfed": _tuned("meritfed", {"mirror_step": (0.3, 3.0)}),
+    "meritfed-sums": _tuned("meritfed", {"mirror_step": (0.3, 3.0)}, solver="lagged"),
     "fedadp": _without_local_steps("fedadp"),
     "tawt": _without_local_steps("tawt"),
     "afl": _without_local_steps("afl", {"outer_step": (0.005, 0.05)}),
@@ -97,4 +98,5 @@ EVERYONE: dict[str, Entrant] = {
 
 ENTRANTS = {"target": TARGET, "everyone": EVERYONE}
 NEEDS_NORM = ("fedbn",)  # only where the model has batch norm
-SECURE = {entry.name for entry in METHODS if entry.secure == "yes"}
+SECURE = {entry.name for entry in METHODS if entry.secure == "yes"} | {"meritfed-sums"}
+"""What needs sums and single numbers only."""

@@ -42,7 +42,7 @@ class Contest(NamedTuple):
         kind: whether one target is served, or every client.
         what: in words.
         settings: of all its runs.
-        megabytes: what a run may move: at the small scale about 20 rounds of FedAvg.
+        megabytes: what a run may move: about 20 rounds of FedAvg at the small scale, 100 at the other.
         data: the data set that must be there, if any.
         norm: whether its model has batch norm.
     """
@@ -57,7 +57,8 @@ class Contest(NamedTuple):
 
 
 def _groups(data: str, megabytes: int, **more: Any) -> list[Contest]:
-    words = {1: "class shares", 2: "class shares and labels", 3: "class shares and rotation", 4: "all three"}
+    words = {1: "class shares", 2: "class shares and labels", 3: "class shares and rotation"}
+    words[4] = "class shares, labels and rotation"
     found = []
     for kind in KINDS:
         for setting, differ in words.items():
@@ -91,15 +92,20 @@ def _dirichlet(data: str, megabytes: int, **more: Any) -> list[Contest]:
     ]
 
 
-FIVE = Contest("friends", "target", "5 of 15 clients are friends", _friends(selection=SELECTION), 12)
 ATTACKED = _friends(selection=SELECTION, attack="sign-flip", attackers=0.4)
 HEART = flat(run={"problem": "heart-disease"}, problem={"model": "mlp"})
-ALWAYS = [
-    FIVE,
-    Contest("byzantine", "target", "friends, and 6 of 10 strangers send the opposite", ATTACKED, 12),
-    Contest("friends-everyone", "everyone", "5 clients of one kind, 10 of another", _friends(everyone=True), 12),
-    Contest("heart-disease", "everyone", "four hospitals", HEART, 1, "heart-disease"),
-]
+
+
+def _same_data(digits: int, heart: int) -> list[Contest]:
+    """The problems that have the same data at every scale."""
+    return [
+        Contest("friends", "target", "5 of 15 clients are friends", _friends(selection=SELECTION), digits),
+        Contest("byzantine", "target", "friends, and 6 of 10 strangers send the opposite", ATTACKED, digits),
+        Contest(
+            "friends-everyone", "everyone", "5 clients of one kind, 10 of another", _friends(everyone=True), digits
+        ),
+        Contest("heart-disease", "everyone", "four hospitals", HEART, heart, "heart-disease"),
+    ]
 
 
 def _noisy(data: str, megabytes: int) -> Contest:
@@ -122,13 +128,19 @@ def _mixture(data: str, megabytes: int) -> Contest:
 
 
 SCALES: dict[str, tuple[Contest, ...]] = {
-    "small": (*ALWAYS, *_groups("digits", 2), _mixture("digits", 9), _noisy("digits", 8), *_dirichlet("digits", 15)),
+    "small": (
+        *_same_data(12, 1),
+        *_groups("digits", 2),
+        _mixture("digits", 9),
+        _noisy("digits", 8),
+        *_dirichlet("digits", 15),
+    ),
     "paper": (
-        *ALWAYS,
-        *_groups("fashion-mnist", 6),
-        _mixture("cifar10", 2500),
-        _noisy("fashion-mnist", 200),
-        *_dirichlet("fashion-mnist", 300, model="lenet5"),
+        *_same_data(58, 4),
+        *_groups("fashion-mnist", 5),
+        _mixture("cifar10", 2000),
+        _noisy("fashion-mnist", 500),
+        *_dirichlet("fashion-mnist", 1000, model="lenet5"),
     ),
 }
 ABOUT = {"small": "Digits, and the four hospitals where their data are there.", "paper": "The problems at full size."}
@@ -180,7 +192,8 @@ MODE = {"federation.mode": "vmap", "federation.guard": False}
 
 
 def _folder(settings: Settings) -> str:
-    return f"{settings['run.method']}-{settings['run.seed']}"
+    sums = "-sums" if settings.get("method.solver") == "lagged" else ""
+    return f"{settings['run.method']}{sums}-{settings['run.seed']}"
 
 
 def _study(name: str) -> Study:
@@ -359,7 +372,7 @@ SITUATIONS = (
 
 
 def decisions(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every situation whose problems have results: the method of the best average rank, with means to compare.
+    """For every situation: the method of the best average rank on those of its problems that have results, with means.
 
     Args:
         results: stored tables.
@@ -369,13 +382,15 @@ def decisions(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         wanted = {f"{PREFIX}{name}" for name in situation.problems}
         those = [result for result in results if result["name"] in wanted]
         found = ranking(those, situation.column)
-        able = {n: r for n, r in found["ranks"].items() if n != ALONE and (not situation.secure or n in SECURE)}
-        if len(found["problems"]) < len(wanted) or not able:
+        able = {name: r for name, r in found["ranks"].items() if not situation.secure or name in SECURE}
+        if not able:
             continue
         best = min(able, key=able.__getitem__)
         second = min((n for n in able if n != best), key=able.__getitem__, default=None)
         means = {name: found["means"].get(name) for name in (best, second, "fedavg", ALONE) if name is not None}
-        lines.append({"situation": situation.words, "take": best, "second": second, "means": means})
+        counted = f"{len(found['problems'])} of {len(wanted)}"
+        line = {"situation": situation.words, "problems": counted, "take": best, "second": second, "means": means}
+        lines.append(line)
     return lines
 
 
@@ -418,12 +433,12 @@ def page(scale: str, results: Sequence[Mapping[str, Any]], images: str = "") -> 
 
 def _decision_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     if not lines:
-        return ["No situation has results on all of its problems yet."]
-    rows = ["| situation | take | accuracy | second | fedavg | alone |", "|---" * 6 + "|"]
+        return ["There are no results yet."]
+    rows = ["| situation | problems | take | accuracy | second | fedavg | alone |", "|---" * 7 + "|"]
     for line in lines:
         means, second = line["means"], line["second"]
         other = DASH if second is None else f"{second} {_share(means.get(second))}"
-        cells = [line["situation"], f"**{line['take']}**", _share(means[line["take"]]), other]
+        cells = [line["situation"], line["problems"], f"**{line['take']}**", _share(means[line["take"]]), other]
         rows.append("| " + " | ".join([*cells, _share(means.get("fedavg")), _share(means.get(ALONE))]) + " |")
     return rows
 

@@ -138,7 +138,7 @@ def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Ce
     """A few cells of a stored result, spread evenly over it, each with one seed and that seed's stored value.
 
     Only cells that hold one value per seed of the result can be checked: the mean of several seeds tells nothing of
-    one run.
+    one run. Seconds are never the same, and a comparison with another row needs more than one run.
     """
     seeds = [int(seed) for seed in result["seeds"]]
     table = stored_table(study, result)
@@ -152,7 +152,7 @@ def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Ce
     whole = [
         cell
         for cell in cells(replace(table, seeds=tuple(seeds)))
-        if (cell.row.name, cell.column.name) in stored and cell.column.read != "seconds"  # these are never the same
+        if (cell.row.name, cell.column.name) in stored and not cell.column.read.startswith(("seconds", "better:"))
     ]
     chosen = [whole[round(i * (len(whole) - 1) / max(1, count - 1))] for i in range(min(count, len(whole)))]
     return [
