@@ -11,8 +11,9 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-from coterie.reproduce import markdown
+from coterie.reproduce import leaderboard, markdown
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS / "results"
@@ -24,15 +25,32 @@ def filled(text: str) -> str:
     """A page with its tables as the stored results have them."""
 
     def table(found: re.Match[str]) -> str:
+        if found["name"] == "leaderboard":
+            text = leaderboard.page(found["scale"], board(found["scale"]), "images/")
+            return f"{found[1]}\n{text}\n{found[4]}"
         stored = RESULTS / f"{found['name']}-{found['scale']}.json"
         return f"{found[1]}\n{markdown(json.loads(stored.read_text(encoding='utf-8')))}\n{found[4]}"
 
     return PLACE.sub(table, text)
 
 
+def board(scale: str) -> list[Any]:
+    """The stored tables of the leaderboard, in its order."""
+    files = [RESULTS / f"{leaderboard.PREFIX}{name}-{scale}.json" for name in leaderboard.NAMES]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+
+
 def pages() -> list[Path]:
     """Every page."""
     return sorted(DOCS.rglob("*.md"))
+
+
+def shown() -> set[str]:
+    """The names of the stored results that pages show; the leaderboard shows all of its tables."""
+    found = {(f["name"], f["scale"]) for page in pages() for f in PLACE.finditer(page.read_text(encoding="utf-8"))}
+    boards = [scale for name, scale in found if name == "leaderboard"]
+    tables = {f"{result['name']}-{scale}" for scale in boards for result in board(scale)}
+    return {f"{name}-{scale}" for name, scale in found if name != "leaderboard"} | tables
 
 
 def take(source: Path) -> Path:
@@ -56,9 +74,10 @@ def main() -> None:
         if filled(text) != text:
             page.write_text(filled(text), encoding="utf-8")
             print("wrote", page)
-    shown = {f"{found['name']}-{found['scale']}" for page in pages() for found in PLACE.finditer(page.read_text())}
+    for chart in leaderboard.diagrams(leaderboard.summary("small", board("small"))):
+        (DOCS / "images" / f"{chart.name}.svg").write_text(chart.file(paper=True), encoding="utf-8")
     for stored in sorted(RESULTS.glob("*.json")):
-        if stored.stem not in shown:
+        if stored.stem not in shown():
             print(f"no page shows {stored.name}; put <!-- result: … --> markers where it belongs")
 
 

@@ -152,6 +152,7 @@ STANDARD: tuple[Measure, ...] = (
     Measure("validation_loss_tenth", "validation loss, mean of the worst 10 % of clients", rows="validation"),
     Measure("validation_loss_median", "median validation loss of the clients", rows="validation"),
     accuracy("friends_weight", "weight of the known friends", "weights"),
+    Measure("friends_spread", "spread of the friends' weights, max |w − mean|/mean", "lower", rows="weights"),
     accuracy("group_weight", "weight inside the own group", "weights"),
     Measure("effective_clients", "effective number of clients, 1/Σw²", "neither", rows="weights"),
     accuracy("group_weight_least", "least weight inside the own group", "weights"),

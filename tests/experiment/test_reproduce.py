@@ -15,9 +15,10 @@ from rich.console import Console
 from coterie.errors import UsageError
 from coterie.experiment.config import load
 from coterie.experiment.processes import Job
-from coterie.methods.registry import method_entry
+from coterie.methods.registry import METHODS, method_entry
 from coterie.report.terminal import RunsBar
 from coterie.reproduce import STUDIES, Study, Table, check_stored, markdown, reproduce, study
+from coterie.reproduce.nested import SOLVERS
 from coterie.reproduce.pages import cell_text
 from coterie.reproduce.reading import Finished, read
 from coterie.reproduce.running import jobs
@@ -49,6 +50,20 @@ def test_every_study_can_be_configured_and_has_a_page(one: Any) -> None:
         assert len({column.name for column in table.columns}) == len(table.columns)
         for cell in cells(table):
             method_entry(cell.runs[0]["run.method"])
+
+
+def test_the_bilevel_studies_have_every_bilevel_solver() -> None:
+    fitting = {entry.name for entry in METHODS if entry.make().fits(frozenset({"nested"}))}
+    assert set(SOLVERS) == fitting
+
+
+def test_exchanges_to_a_value_are_those_of_the_first_record_that_has_it() -> None:
+    lines = [{"gap": g, "communication": {"rounds": 5 * i}} for i, g in enumerate((1.0, 0.2, None, 0.01, 0.3))]
+    moved = {"rounds": 20, "floats_up": 3, "floats_down": 4, "bytes_up": 12, "bytes_down": 16}
+    run = Finished({"communication": moved, "seconds": 1.5}, lines, {})
+    assert read(run, "reach:gap:0.1") == 15.0
+    assert read(run, "reach:gap:1e-3") is None
+    assert (read(run, "floats"), read(run, "seconds"), read(run, "rounds")) == (7.0, 1.5, 20.0)
 
 
 def test_names_are_unique() -> None:
@@ -203,8 +218,7 @@ def test_the_pages_show_what_is_stored() -> None:
     for page in maker.pages():
         text = page.read_text(encoding="utf-8")
         assert maker.filled(text) == text, f"{page.name} differs from docs/results; run python docs/tables.py"
-    shown = {f"{f['name']}-{f['scale']}" for page in maker.pages() for f in maker.PLACE.finditer(page.read_text())}
-    assert shown == {path.stem for path in maker.RESULTS.glob("*.json")}
+    assert maker.shown() == {path.stem for path in maker.RESULTS.glob("*.json")}
     for path in maker.RESULTS.glob("*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
         assert result["date"] in markdown(result)

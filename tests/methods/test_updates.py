@@ -24,7 +24,7 @@ NO_MOVE = {
     "fedcollab/discriminator-steps",  # its loss is not the task's, so that it is not 0 where all losses are
     "feddst/dynamic-steps",  # a weight that is dropped and grown again begins at 0, whatever the gradient
 }
-SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel"}  # which noise cannot hide
+SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel", "ifca"}  # which noise cannot hide
 
 
 def watched(case: Case, rounds: int = 2, **settings: Any) -> Watched:

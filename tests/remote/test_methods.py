@@ -158,7 +158,6 @@ def test_the_target_may_be_a_client(method: str) -> None:
 def test_what_only_a_simulation_can_do_is_refused() -> None:
     for settings, word in (
         ({"run.method": "sgd-ideal"}, "friends"),
-        ({"federation.compress": "top-k"}, "compress"),
         ({"problem.attack": "sign-flip"}, "attack"),
     ):
         from coterie.experiment.config import load

@@ -44,10 +44,13 @@ def node(policy: NodePolicy | None = None, folder: Path | None = None, n: int = 
     return data.node(0, modules=(__name__,), store=Store(folder), shares_memory=False, **options)
 
 
-def asked(here: Node, name: str, *, number: int = 1, run: str = "r", **static: Any) -> Any:
+def asked(
+    here: Node, name: str, *, number: int = 1, run: str = "r", method: str = "", round: int = 0, **static: Any
+) -> Any:
     """What a node replies to the order of a work at the model 0."""
     step = Step(name, static, number, MODEL, None, False)
-    return decode(here.handle(encode(Order(PROTOCOL, number, "run", run, (0,), step, ((),)))), NAMES).content
+    order = Order(PROTOCOL, number, "run", run, (0,), step, ((),), method=method, round=round)
+    return decode(here.handle(encode(order)), NAMES).content
 
 
 def test_batches_of_one_row_give_no_row_back() -> None:
@@ -107,6 +110,34 @@ def test_works_are_admitted_by_pattern() -> None:
     here = node(NodePolicy(works=("shared/*-steps",)))
     assert isinstance(asked(here, STEPPING, batch=8, steps=1, step=0.1), Done)
     assert "matches no pattern of works" in asked(here, GRADIENT, batch=8).reason
+
+
+def test_methods_are_admitted_by_pattern_and_statistics_need_none() -> None:
+    here = node(NodePolicy(methods=("meritfed", "fed*")))
+    for number, method in enumerate(("meritfed", "fedavg"), 1):
+        assert isinstance(asked(here, GRADIENT, number=number, method=method, batch=8), Done)
+    reply = asked(here, GRADIENT, number=3, method="krum", batch=8)
+    assert (reply.kind, reply.reason) == (
+        "refused",
+        "the method krum matches no pattern of methods; add it to methods in the node's policy",
+    )
+    assert "declares no method" in asked(here, GRADIENT, number=4, batch=8).reason
+    assert "declares no method" not in asked(here, "sites/moments", number=5).reason
+
+
+def test_rounds_are_counted_by_run_over_restarts(tmp_path: Path) -> None:
+    policy = NodePolicy(rounds=2)
+
+    def reply(number: int, round: int, run: str = "a") -> Any:
+        return asked(node(policy, tmp_path), GRADIENT, number=number, run=run, round=round, batch=8)
+
+    assert all(isinstance(reply(number, round), Done) for number, round in enumerate((0, 3, 3, 7, 7), 1))
+    refused = reply(6, 8)
+    assert refused.kind == "refused"
+    assert "rounds = 2 rounds of this run, the largest number" in refused.reason
+    assert isinstance(reply(7, 1, "b"), Done)
+    (tmp_path / "orders.json").write_text('{"a": [3, 1e18]}')  # as earlier versions wrote it
+    assert isinstance(reply(8, 5), Done)
 
 
 def test_orders_are_counted_by_run_and_runs_by_day_over_restarts(tmp_path: Path) -> None:
@@ -172,6 +203,8 @@ def test_a_policy_is_read_from_a_file_and_the_operator_s_comes_first(
         ("least_batches = 2", "no key"),
         ("steps = true", "steps must be"),
         ("works = 3", "list"),
+        ("methods = 3", "methods must be a list"),
+        ("rounds = -1", "rounds must be"),
         ("x = [", "read"),
     ):
         mine.write_text(text)
@@ -193,6 +226,7 @@ HARMLESS = {
     *("decode_step", "resource", "decay", "sketch", "sketch_seed", "accuracy", "inner_step", "series"),
     *("lipschitz", "labelled", "distil_step", "change"),
     *("budget", "choose", "clip", "l2", "mask", "when"),
+    *("weight_step", "entries"),
 }
 """Settings that neither bound cost nor say how many rows a result is from."""
 

@@ -85,8 +85,26 @@ def test_secure_is_plain_up_to_the_fixed_point(method: str) -> None:
 @pytest.mark.parametrize("method", ["krum", "collaborate", "trimmed-mean", "afl"])
 def test_a_method_that_needs_rows_of_updates_is_refused_before_anything_starts(method: str) -> None:
     pytest.importorskip("cryptography", reason="secure sums need it: pip install 'coterie[secure]'")
-    with pytest.raises(UsageError, match=r"cannot be run so: .* shows \d+ numbers of each client .* list methods"):
+    said = r"cannot be run so: .* shows \d+ numbers of each client .* list methods.* use bilevel, meritfed with"
+    with pytest.raises(UsageError, match=said):
         assemble(config_of(method, secure=True, reveal=0))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "instead"),
+    [
+        ("meritfed", {"solver": "mirror"}, 'meritfed can be secure with solver = "lagged" or "projected"'),
+        ("primal-dual", {"scalar": "server"}, 'primal-dual can be secure with scalar = "client"'),
+    ],
+)
+def test_a_method_that_could_be_secure_says_with_which_setting(
+    method: str, settings: dict[str, Any], instead: str
+) -> None:
+    pytest.importorskip("cryptography", reason="secure sums need it: pip install 'coterie[secure]'")
+    tables = config_of(method, secure=True, reveal=0).as_dict()
+    tables.pop("version")
+    with pytest.raises(UsageError, match=instead):
+        assemble(resolve({**tables, "method": {**tables["method"], **settings}}))
 
 
 def friends(**changes: Any) -> Any:

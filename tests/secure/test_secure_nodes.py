@@ -1,5 +1,6 @@
 """Secure sums among nodes: what the local engine gives, nodes that leave at every step, attacks that must fail."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +20,14 @@ from coterie.federation.remote import (
     Node,
     NodePolicy,
     RemoteEngine,
+    Store,
     Trouble,
     node_for,
 )
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Order, SecureOrder, Step
 from coterie.federation.secure import Secure
+from coterie.federation.secure.exposure import STEPS, KeptExposure
 from coterie.methods.registry import method_entry
 from coterie.numerics import Draw
 
@@ -65,9 +68,10 @@ class Rows:
         self.train = pack([torch.full((1, width), float(k), dtype=torch.float64) for k in range(clients)])
 
 
-def hosts(problem: Rows, **options: Any) -> dict[Any, Node]:
+def hosts(problem: Rows, *, only: int | None = None, **options: Any) -> dict[Any, Node]:
     options = {"policy": PERMISSIVE, "names": NAMES, **options}
-    return {k: node_for(problem, (k,), **options) for k in range(len(problem.train))}
+    who = range(len(problem.train)) if only is None else [only]
+    return {k: node_for(problem, (k,), **options) for k in who}
 
 
 def federated(transport: Any, problem: Rows, **secure: Any) -> Federation:
@@ -158,6 +162,59 @@ def test_the_same_question_with_other_partners_is_refused() -> None:
     assert not refused(server.masked(3, (0, 1, 2)), "")  # the same sum again tells nothing new
     found = server.reveal(3, (0, 1, 2), (0, 1))  # but not over fewer
     assert refused(found, "of the update of client 2")
+
+
+def test_a_restarted_node_remembers_which_sums_were_shown(tmp_path: Path) -> None:
+    def server() -> Server:
+        return Server(
+            {k: next(iter(hosts(Rows(4), store=Store(tmp_path / str(k)), only=k).values())) for k in range(4)}
+        )
+
+    first = server()
+    first.masked(1, (0, 1, 2))
+    assert not refused(first.reveal(1, (0, 1, 2), (0, 1, 2)), "")
+    again = server()  # new processes
+    assert refused(again.masked(2, (0, 1)), "2 sums of the same updates would show 100% of the update of client 2")
+    again.masked(3, (0, 1, 2))
+    assert not refused(again.reveal(3, (0, 1, 2), (0, 1, 2)), "")  # what was shown before tells nothing new
+    journal = tmp_path / "0" / "exposure.jsonl"
+    assert len(journal.read_text().splitlines()) == 1
+    journal.write_text(journal.read_text() + '{"question": 5, "sca')  # killed before the sum was shown
+    assert refused(server().masked(4, (0, 1)), "of the update of client 2")
+    journal.write_text("nonsense\n")
+    with pytest.raises(UsageError, match=r"exposure.jsonl is damaged; it says which sums .* were shown"):
+        server()
+
+
+def test_what_is_remembered_of_sums_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "exposure.jsonl"
+    kept = KeptExposure(path)
+    for question in range(5 * STEPS):
+        kept.note(question, {0: 1.0, 1: 0.5})
+    assert len(path.read_text().splitlines()) <= 4 * STEPS
+    again = KeptExposure(path)
+    assert again._shown == kept._shown
+    assert len(again._shown) == STEPS
+
+
+def test_the_policy_that_an_operator_gives_later_holds_for_sums() -> None:
+    """`load_node` replaces the policy of a node that is made already."""
+    nodes = hosts(Rows(4))
+    for node in nodes.values():
+        node.policy = NodePolicy(partners=3, least_batch=1, seconds=0.0)
+    assert refused(Server(nodes).masked(1, (0, 1)), "a sum of 2 would show single updates; partners = 3")
+
+
+def test_a_sum_of_a_method_that_a_site_does_not_admit_is_refused_and_named() -> None:
+    config = config_of("fedavg", secure=True).with_run(engine="flower")
+    strict = NodePolicy(methods=("meritfed",), least_batch=1, seconds=0.0)
+    result = run_rounds(assemble(config, network(policy=strict)), None)
+    assert result.summary["outcome"] == "failed"
+    assert "the method fedavg matches no pattern of methods" in result.summary["message"]
+    few = NodePolicy(rounds=1, least_batch=1, seconds=0.0)
+    result = run_rounds(assemble(config, network(policy=few)), None)
+    assert {event["round"] for event in result.events} == {2}
+    assert all("rounds = 1 rounds of this run" in event["reason"] for event in result.events if "client" in event)
 
 
 def test_a_sum_of_one_client_is_refused_by_list_and_by_weight() -> None:

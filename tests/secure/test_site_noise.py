@@ -1,5 +1,6 @@
 """Clipping and noise at nodes: of the right size, from the system's entropy, in the open and in parts; and budgets."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from test_secure_methods import config_of
 from test_secure_nodes import NAMES, Rows, double, hosts
 
 from coterie.experiment.build import assemble
+from coterie.experiment.config import resolve
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
 from coterie.federation.api import Book
 from coterie.federation.remote import PERMISSIVE, InProcess, NodePolicy, RemoteEngine, Store, node_for
 from coterie.federation.remote.messages import NoiseOrder
+from coterie.federation.remote.node import Record
 from coterie.federation.remote.noise import gaussian
 from coterie.federation.secure import Secure
 from coterie.numerics import Draw
@@ -123,10 +126,85 @@ def test_a_run_on_nodes_counts_what_it_spends(secure: bool) -> None:
     tables.pop("version")
     tables["privacy"] = {"clip": 1.0, "noise": 2.0}
     tables["run"] |= {"engine": "flower", "baselines": []}
-    from coterie.experiment.config import resolve
-
     result = run_rounds(assemble(resolve(tables), network()), None)
     assert result.summary["outcome"] == "finished", result.summary["message"]
     assert result.summary["privacy"]["uploads"] == 2
     assert result.summary["privacy"]["epsilon"] == pytest.approx(epsilon(2.0, 2, 1e-5))
     assert not any("the seed" in line for line in result.summary["privacy"]["not_covered"])
+
+
+def exact_epsilon(multiplier: float, releases: int, delta: float) -> float:
+    """ε of T releases of the Gaussian mechanism, by the closed form of Balle and Wang (2018) and scipy alone: with
+    σ = z/√T, δ(ε) = Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ), which falls with ε."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    sigma = multiplier / math.sqrt(releases)
+
+    def excess(epsilon: float) -> float:
+        above = norm.cdf(0.5 / sigma - epsilon * sigma)
+        return float(above - math.exp(epsilon + norm.logcdf(-0.5 / sigma - epsilon * sigma)) - delta)
+
+    return float(brentq(excess, 0.0, 200.0, xtol=1e-12))
+
+
+def sites(journals: dict[int, list[Record]], folder: Path) -> Any:
+    """A network of nodes that count their own budget, and write down every order."""
+
+    def make(config: Any, problem: Any) -> InProcess:
+        policy = NodePolicy(least_batch=1, seconds=0.0, epsilon=1e6, delta=1e-5)
+        here = {}
+        for k in range(problem.clients):
+            journals[k] = []
+            store, note = Store(folder / str(k)), journals[k].append
+            here[k] = node_for(problem, (k,), policy=policy, store=store, shares_memory=True, journal=note)
+        return InProcess(here)
+
+    return make
+
+
+@needs_keys
+@pytest.mark.parametrize("secure", [False, True])
+def test_epsilon_is_that_of_an_independent_computation_for_what_the_nodes_released(
+    secure: bool, tmp_path: Path
+) -> None:
+    """Releases are counted in the journals of the nodes: MeritFed in its lagged form makes two per round."""
+    pytest.importorskip("dp_accounting", reason="needs coterie[privacy]")
+    tables = config_of("meritfed", secure=secure, clip="none", active=0.8, partners=2, threshold=0.51).as_dict()
+    tables.pop("version")
+    tables["method"] |= {"mirror_step": 1e-6, "tie": 0.9}
+    tables["privacy"] = {"clip": 1.0, "noise": 3.0, "delta": 1e-5}
+    tables["run"] |= {"engine": "flower", "baselines": [], "rounds": 4}
+    journals: dict[int, list[Record]] = {}
+    result = run_rounds(assemble(resolve(tables), sites(journals, tmp_path)), None)
+    assert result.summary["outcome"] == "finished", result.summary["message"]
+    works = {"meritfed/direction", "meritfed/projection"}
+    released = {k: sum(line.cause in works and line.outcome == "done" for line in kept) for k, kept in journals.items()}
+    most = max(released.values())
+    assert min(released.values()) < most  # not everybody takes part in every round
+    assert result.summary["privacy"]["uploads"] == most
+    assert result.summary["privacy"]["epsilon"] == pytest.approx(exact_epsilon(3.0, most, 1e-5), abs=1e-6)
+    for k, count in released.items():  # and each site has spent its own
+        spent = json.loads((tmp_path / str(k) / "budget.json").read_text())["spent"]
+        assert spent == pytest.approx(count / 3.0**2)
+    composed = composed_epsilon(3.0, most, 1e-5)
+    assert exact_epsilon(3.0, most, 1e-5) == pytest.approx(composed, rel=5e-3)
+
+
+def composed_epsilon(multiplier: float, releases: int, delta: float) -> float:
+    """The same by dp-accounting's privacy loss distributions, release by release."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(multiplier), releases)
+    return float(accountant.get_epsilon(delta))
+
+
+@pytest.mark.parametrize("releases", [1, 7, 60])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
+def test_the_noise_for_a_budget_is_found_and_kept(epsilon: float, releases: int) -> None:
+    """As the accuracy table finds it: σ(ε, δ) √T."""
+    dp = pytest.importorskip("dp_accounting", reason="needs coterie[privacy]")
+    noise = dp.get_sigma_gaussian(epsilon, 1e-5) * math.sqrt(releases)
+    assert exact_epsilon(noise, releases, 1e-5) == pytest.approx(epsilon, abs=1e-5)

@@ -65,7 +65,7 @@ def reproduce(
         console.print(f"\n{chosen.what}\n", markup=False)
         console.print(markdown(result), markup=False, soft_wrap=True)
         console.print(f"This table is in {folder}/{name}-{scale}.md and .json.", markup=False, soft_wrap=True)
-    failed = [folder.name for folder, outcome in bar.ended.items() if outcome not in MEASURED]
+    failed = [run.name for run, outcome in bar.ended.items() if outcome not in MEASURED]
     if failed:
         raise RunError(f"{len(failed)} of the runs did not finish, and the table lacks them: {', '.join(failed)}.")
 

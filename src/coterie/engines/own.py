@@ -16,13 +16,17 @@ from coterie.experiment.build import (
     check_schedules,
     federate_remotely,
     run_name,
+    site_compression,
     with_screened_copies,
 )
 from coterie.experiment.checkpoint import available
 from coterie.experiment.config import Config, FederationTable, RunTable, checked_table, clipped
 from coterie.experiment.loop import Observer, Result, run_rounds
+from coterie.experiment.rehearsal import check_secure
+from coterie.federation import staged
 from coterie.federation.remote import Names, Node, NodePolicy, Store, Transport, node_for
 from coterie.methods import Method
+from coterie.methods.shared.staged import with_stages
 from coterie.problems.base import View
 from coterie.problems.models import FlatModel
 from coterie.problems.tasks.supervised import RowLoss
@@ -132,8 +136,12 @@ def run_here(
     check_needs(method, problem, OWN)
     check_schedules(method, run_table.rounds)
     check_deployable(config, method, problem)
+    check_secure(config, method, problem)
     method, table = with_screened_copies(method, config)
-    fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules, own_rows=True)
+    orders: dict[str, Any] = {"own_rows": True, "method": config.run.method}
+    fed, chosen = federate_remotely(problem, table, transport, run_name(config), modules, **orders)
+    fed = replace(fed, engine=staged(fed.engine, *site_compression(table)))
+    method = with_stages(method, fed.engine)
     config = config.with_federation(**chosen)
     problem = replace(problem, train=replace(problem.train, counts=fed.sizes.clamp(min=1)))
     make_folder(folder)

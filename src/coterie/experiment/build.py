@@ -32,7 +32,7 @@ from coterie.federation import (
 from coterie.federation.local import Mode
 from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
 from coterie.federation.remote.messages import NoiseOrder
-from coterie.federation.stages.compression import Compression
+from coterie.federation.stages.compression import Compression, SiteCompression
 from coterie.federation.stages.faults import Faults
 from coterie.federation.work import with_recall
 from coterie.methods import Method
@@ -121,10 +121,11 @@ def assemble(config: Config, network: Network | None = None, problem: Problem | 
         raise UsageError(f"run.engine = {config.run.engine} is started by: coterie run --engine {config.run.engine}.")
     method, table = with_screened_copies(method, config)
     noise = site_noise(config)
-    stages = [] if noise is None else [privacy_stage(method, problem, config)]
+    hiding = [] if noise is None else [privacy_stage(method, problem, config)]
     transport = network(config, problem)
-    fed, chosen = federate_remotely(problem, table, transport, run_name(config), config.modules(), noise=noise)
-    fed = replace(fed, engine=staged(fed.engine, *stages))
+    orders: dict[str, Any] = {"noise": noise, "method": config.run.method}
+    fed, chosen = federate_remotely(problem, table, transport, run_name(config), config.modules(), **orders)
+    fed = replace(fed, engine=staged(fed.engine, *hiding, *site_compression(table)))
     method = with_stages(method, fed.engine)
     method.view(with_recall(method.init(problem, fed.n), getattr(fed.engine, "recall", None)))  # may be refused
     return Parts(config.with_federation(**chosen), problem, method, fed)
@@ -211,17 +212,17 @@ def check_deployable(config: Config, method: Method, problem: Problem) -> None:
         )
     if config.faults != FaultsTable():
         raise UsageError(f"[faults] are simulated with run.engine = local; {engine} has real ones. Leave them out.")
-    if config.federation.compress != "none":
-        raise UsageError(
-            f"federation.compress works with run.engine = local; on {engine} use a method that sends little itself: "
-            "top-k, count-sketch, fedsep."
-        )
 
 
 def site_noise(config: Config) -> NoiseOrder | None:
     """How nodes shall hide updates, by [privacy]; None where it is off."""
     table = config.privacy
     return None if table.clip is None else NoiseOrder(float(table.clip), float(table.noise))
+
+
+def site_compression(table: FederationTable) -> list[Stage]:
+    """How nodes shall compress updates, by [federation]; nothing where it is off."""
+    return [] if table.compress == "none" else [SiteCompression(table.compress, table.ratio, table.feedback)]
 
 
 def run_name(config: Config) -> str:
@@ -238,12 +239,14 @@ def federate_remotely(
     *,
     own_rows: bool = False,
     noise: NoiseOrder | None = None,
+    method: str = "",
 ) -> tuple[Federation, dict[str, Any]]:
     """The federation of a problem whose clients are at nodes, connected.
 
     Args:
         modules: modules of one's own, with works
         noise: how nodes hide updates; None for not at all
+        method: the name of the method, which nodes are told
         own_rows: whether the nodes bring rows of their own; else the server knows how many each client has
     """
     _check_table(problem, table)
@@ -260,6 +263,7 @@ def federate_remotely(
         names=Names().with_modules(*modules),
         device=problem.start.device,
         noise=noise,
+        method=method,
     )
     engine.connect()
     if problem.spent is not None:  # learning how to scale rows has moved something too

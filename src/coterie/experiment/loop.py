@@ -441,6 +441,7 @@ class _Run:
         extra: dict[str, Any] = {  # as far as there is something to say
             "wire": ledger.wire._asdict() if ledger.wire.exchanges else None,
             "names": list(problem.names),
+            "personal": problem.by_client(view),
             "clusters": clusters(view.weights) if view.weights is not None and view.weights.dim() == 2 else None,
             "best": None if best is None else {k: v for k, v in best.line.items() if k not in known - {"round"}},
             "privacy": None if config.privacy.clip is None else budget(self.parts, self.done.state, events),

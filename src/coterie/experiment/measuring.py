@@ -30,7 +30,8 @@ def recorded_names(problem: Problem, view: View) -> list[str]:
 
 
 def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, float]:
-    """How weight is spread: the effective number of clients 1/Σw², the largest weight, the friends' share if known.
+    """How weight is spread: the effective number of clients 1/Σw², the largest weight, and where friends are known, the
+    share that they hold and how far one of them is from their mean, relative to it.
 
     Of a matrix, the mean effective number over its rows and the largest weight in all.
     """
@@ -40,7 +41,10 @@ def weight_statistics(weights: Tensor | None, friends: int | None) -> dict[str, 
     effective = 1.0 / w.square().sum(-1)
     statistics = {"effective_clients": float(effective.mean()), "largest_weight": float(w.max())}
     if friends is not None and w.dim() == 1:
-        statistics["friends_weight"] = float(w[:friends].sum())
+        share = w[:friends]
+        statistics["friends_weight"] = float(share.sum())
+        if float(share.mean()) > 0.0:
+            statistics["friends_spread"] = float((share - share.mean()).abs().max() / share.mean())
     return statistics
 
 

@@ -13,6 +13,7 @@ from coterie.federation.secure import Refusal, Secure, checked_library
 from coterie.federation.secure.exposure import Counting
 from coterie.federation.verbs import Revealing
 from coterie.methods import Method
+from coterie.methods.registry import SECURE
 from coterie.numerics import Draw
 from coterie.problems.base import Problem
 
@@ -49,11 +50,21 @@ def rehearsed(method: Method, problem: Problem, table: FederationTable) -> Prosp
             state = method.round(trial.begin(t + 1, draw), state, draw)
     except UsageError:
         raise
-    except (Revealing, Refusal) as error:
+    except Revealing as error:
+        raise UsageError(f"{method.name} cannot be run so: {error} {_instead(method.name)}") from None
+    except Refusal as error:
         raise UsageError(f"{method.name} cannot be run so: {error}") from None
     except (CoterieError, ArithmeticError, RuntimeError, ValueError) as error:  # replies without any meaning
         return Prospect(trial.ledger.seen, str(error).split("\n")[0][:200])
     return Prospect(trial.ledger.seen)
+
+
+def _instead(name: str) -> str:
+    """What to use in place of a method that shows single updates."""
+    setting = SECURE.get(name, "")
+    if "=" in setting:
+        return f"{name} can be secure with {setting} in [method]."
+    return "Instead of it use bilevel, meritfed with method.solver = lagged, or fedavg."
 
 
 def announcement(prospect: Prospect) -> list[str]:

@@ -27,6 +27,7 @@ class Call(NamedTuple):
         static: the work's settings.
         draw: the randomness of the call.
         round: the number of the round, from 1 on; 0 where nobody counts.
+        channel: how nodes compress their replies; None for not at all, and where replies come by here.
     """
 
     work: Work
@@ -35,6 +36,7 @@ class Call(NamedTuple):
     static: Static
     draw: Draw
     round: int = 0
+    channel: "Channel | None" = None
 
     def updates(self, ids: Tensor, values: Tree, *, reports: bool = False) -> Tree:
         """What these clients contribute, as their work declares it: results, or differences from where they started.
@@ -95,6 +97,18 @@ class Call(NamedTuple):
         return tree_unflatten([f(kind, leaf) for kind, leaf in zip(kinds, leaves, strict=True)], structure)
 
 
+class Channel(NamedTuple):
+    """How the nodes of a network compress what they reply.
+
+    Args:
+        compression: the stage (`stages/compression.py`), which knows what a message stands for.
+        errors: what the clients have not sent yet of earlier uploads of the work; None without feedback.
+    """
+
+    compression: Any
+    errors: Memory | None
+
+
 class Failure(NamedTuple):
     """A client that is missing from a phase, and why."""
 
@@ -111,6 +125,7 @@ class Replies(NamedTuple):
     memory: Tree
     failures: tuple[Failure, ...] = ()
     sent: Size | None = None  # what travelled, where that is not the values as they are
+    errors: Tensor | None = None  # the versions of what a channel lost, where nodes keep that
 
     def only(self, kept: Tensor) -> "Replies":
         """The replies that a mask or an index chooses; failures and traffic are not theirs alone."""

@@ -318,7 +318,7 @@ class Federation:
         """
         cause = name_of(work)
         with counted() as points:
-            result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw))
+            result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw, self.round))
         if self.target != "server":
             self.ledger.record(cause, rounds=1, up=size(result), down=size(shared), points=points.rows)
             self.ledger.seen.add("server", cause, size(result).floats, what="of the target")

@@ -220,6 +220,10 @@ class Problem(ABC):
     def measure(self, view: View) -> dict[str, float]:
         """What the record says of a view."""
 
+    def by_client(self, view: View) -> dict[str, list[float]]:
+        """Measures of every client's model on rows of its own, by client; empty where clients have no such rows."""
+        return {}
+
     def finished(self, fed: Federation, view: View) -> View:
         """The view after the last round, with what the model needs for use after training; it may ask the clients."""
         return view

@@ -22,7 +22,7 @@ from coterie.problems.base import Problem, Task, View
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import probe
 from coterie.problems.models.statistics import running_statistics
-from coterie.problems.tasks.personal import group_weights, personal_measures
+from coterie.problems.tasks.personal import group_weights, judge, personal_measures
 from coterie.problems.tasks.supervised import LOSSES, RowLoss, Supervised, check_labels, cross_entropy
 
 HALF = (
@@ -174,6 +174,18 @@ class Weighting(Problem):
         if view.model.dim() == 2 or self.target is None or self.target.valid is None:
             return {}
         return self.task.measure(view.model, self.target.valid, "validation")
+
+    def by_client(self, view: View) -> dict[str, list[float]]:
+        """Accuracy of each client's model on its own test and validation rows, and the number of its test rows."""
+        if self.tests is None or self.task.classes is None:
+            return {}
+        held = {"accuracy": self.tests, "validation_accuracy": self.valid}
+        measured = {
+            name: judge(self.task, view.model, rows)[:, 1].cpu().double().tolist()
+            for name, rows in held.items()
+            if rows is not None
+        }
+        return {**measured, "rows": [float(count) for count in self.tests.counts]}
 
     def named(self, view: View) -> dict[str, Tensor]:
         """The model's parameters by name, as saved; with one model per client, the client comes before the name."""

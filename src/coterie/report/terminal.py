@@ -238,7 +238,10 @@ def show_summary(console: Console, summary: dict[str, Any], folder: str) -> None
         console.print(weights_table(summary["weights"], summary.get("friends"), title=title, names=names))
         if "friends_weight" in summary["final"]:
             share = summary["final"]["friends_weight"]
-            console.print(f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight.")
+            text = f"\nThe target's {summary['friends']} friends hold [bold]{share:.3f}[/bold] of the weight"
+            spread = summary["final"].get("friends_spread")
+            apart = f", each within {100 * spread:.0f} % of their mean" if isinstance(spread, float) else ""
+            console.print(f"{text}{apart}.")
     console.print()
     console.print(comparison_table(summary))
     if summary.get("stopped"):

@@ -1,6 +1,16 @@
 """Tables and figures of the papers that can be run again, ours beside theirs; all of them in one tuple."""
 
-from coterie.reproduce import beyond, fednest, fedsep, meritfed, nested, primal_dual, weighted_nodes
+from coterie.reproduce import (
+    beyond,
+    fednest,
+    fedsep,
+    leaderboard,
+    meritfed,
+    nested,
+    pfllib,
+    primal_dual,
+    weighted_nodes,
+)
 from coterie.reproduce.pages import markdown
 from coterie.reproduce.reading import MEASURED
 from coterie.reproduce.running import check_stored, reproduce
@@ -15,6 +25,8 @@ STUDIES: tuple[Study, ...] = (
     *meritfed.STUDIES,
     *beyond.STUDIES,
     *nested.STUDIES,
+    *leaderboard.STUDIES,
+    *pfllib.STUDIES,
 )
 
 

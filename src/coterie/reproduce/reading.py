@@ -52,9 +52,10 @@ def read(run: Finished, what: str) -> float | None:
     final:MEASURE, best:MEASURE (where the accuracy on selection rows was best; on validation rows where there are no
     such), lowest:MEASURE (where the loss was lowest: few rows are soon all right), tail:N:MEASURE (the mean of the last
     N records), at:ROUND:MEASURE, weights:FROM:TO (their sum at the end), most:FROM:TO (the largest of them),
-    lowest:weights:… and lowest:most:…, reach:MEASURE:VALUE (rounds of communication until a record has the measure at
-    or below the value; None if none has), megabytes, megabytes_up, floats (moved up and down), rounds (of
-    communication), seconds.
+    lowest:weights:… and lowest:most:…, personal:KEY (the mean over clients), personal:by_rows (the mean accuracy over
+    all clients' test rows), reach:MEASURE:VALUE (rounds of communication until a record has the measure at or below
+    the value; None if none has), megabytes, megabytes_up, floats (moved up and down), rounds (of communication),
+    seconds.
     """
     kind, _, rest = what.partition(":")
     if kind == "final":
@@ -78,6 +79,8 @@ def read(run: Finished, what: str) -> float | None:
         return next((_number(line.get(measure)) for line in run.lines if line["round"] == int(when)), None)
     if kind in ("weights", "most"):
         return _of_weights(run.summary["weights"], what)
+    if kind == "personal":
+        return _of_clients(run.summary.get("personal", {}), rest)
     if kind == "reach":
         measure, _, value = rest.partition(":")
         reached = (line for line in run.lines if _or_infinity(line.get(measure)) <= float(value))
@@ -88,6 +91,29 @@ def read(run: Finished, what: str) -> float | None:
     if kind not in SUMS:
         raise ValueError(f"no way to read {what!r}")
     return sum(moved[key] for key in SUMS[kind]) / (1e6 if kind.startswith("megabytes") else 1.0)
+
+
+def better_off(run: Finished | None, alone: Finished | None) -> float | None:
+    """The share of the clients whose model is right more often, on their own test rows, than in another run.
+
+    Args:
+        run: a run with one accuracy per client.
+        alone: the run to compare with, in which everybody trains alone.
+    """
+    if run is None or alone is None:
+        return None
+    with_others, by_itself = (found.summary.get("personal", {}).get("accuracy") for found in (run, alone))
+    if not with_others or not by_itself or len(with_others) != len(by_itself):
+        return None
+    return fmean(float(a > b) for a, b in zip(with_others, by_itself, strict=True))
+
+
+def _of_clients(personal: dict[str, list[float]], what: str) -> float | None:
+    """The mean of a measure over the clients; by_rows is the accuracy, weighed by the clients' test rows."""
+    if what == "by_rows" and "rows" in personal:
+        pairs = zip(personal["accuracy"], personal["rows"], strict=True)
+        return sum(accuracy * rows for accuracy, rows in pairs) / sum(personal["rows"])
+    return fmean(personal[what]) if personal.get(what) else None
 
 
 def _of_weights(weights: list[float] | None, what: str) -> float | None:

@@ -1,7 +1,7 @@
 """Runs of a study: what has not been run, the grids first; then its cells and curves."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from coterie.experiment.processes import Job, Watch, run_all
 from coterie.problems.data.sets import KNOWN, locate
 from coterie.reproduce.curves import drawn, gathered
 from coterie.reproduce.pages import markdown
-from coterie.reproduce.reading import finished_run, read, value_of
+from coterie.reproduce.reading import Finished, better_off, finished_run, read, value_of
 from coterie.reproduce.study import Cell, Settings, Study, Table, cells
 from coterie.storage import make_folder, write_atomically, write_json
 
@@ -138,7 +138,7 @@ def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Ce
     """A few cells of a stored result, spread evenly over it, each with one seed and that seed's stored value.
 
     Only cells that hold one value per seed of the result can be checked: the mean of several seeds tells nothing of
-    one run.
+    one run. Seconds are never the same, and a comparison with another row needs more than one run.
     """
     seeds = [int(seed) for seed in result["seeds"]]
     table = stored_table(study, result)
@@ -152,7 +152,7 @@ def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Ce
     whole = [
         cell
         for cell in cells(replace(table, seeds=tuple(seeds)))
-        if (cell.row.name, cell.column.name) in stored and cell.column.read != "seconds"  # these are never the same
+        if (cell.row.name, cell.column.name) in stored and not cell.column.read.startswith(("seconds", "better:"))
     ]
     chosen = [whole[round(i * (len(whole) - 1) / max(1, count - 1))] for i in range(min(count, len(whole)))]
     return [
@@ -203,8 +203,8 @@ def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, An
         runs = [(settings["run.seed"], out / table.folder(settings)) for settings in cell.runs]
         folders |= {folder: run_in(folder) is not None for _, folder in runs}
         seeds |= {seed for seed, folder in runs if folders[folder]}
-        found = [value for _, folder in runs if (value := value_of(run_in(folder), cell.column)) is not None]
-        values[cell.row.name, cell.column.name] = found
+        read_all = [_cell_value(table, cell, settings, lambda name: run_in(out / name)) for settings in cell.runs]
+        values[cell.row.name, cell.column.name] = [value for value in read_all if value is not None]
 
     def entry(key: tuple[str, str]) -> dict[str, Any]:
         paper = {"paper": table.printed[key]} if key in table.printed else {}
@@ -232,6 +232,18 @@ def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, An
         "platform": {key: here[key] for key in ("coterie", "torch", "python", "processor")},
         **({} if not table.curves else {"curves": gathered(table, out)}),
     }
+
+
+def _cell_value(table: Table, cell: Cell, settings: Settings, run_in: Callable[[str], Finished | None]) -> float | None:
+    """A run's value in a column; better:ROW compares it with the same run of another row."""
+    kind, _, other = cell.column.read.partition(":")
+    run = run_in(table.folder(settings))
+    if kind != "better":
+        return value_of(run, cell.column)
+    rows = [row for row in table.rows if row.name == other]
+    alone = [run_in(table.folder(table.settings(row, cell.column, settings["run.seed"]))) for row in rows]
+    value = better_off(run, alone[0]) if alone else None
+    return None if value is None else cell.column.times * value
 
 
 def _grid_words(table: Table) -> str:

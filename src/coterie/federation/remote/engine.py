@@ -22,6 +22,7 @@ from coterie.errors import NoClients, RunError, UsageError
 from coterie.federation.api import Book, Call, Failure, Replies, TargetAt
 from coterie.federation.local import LocalEngine
 from coterie.federation.points import touched
+from coterie.federation.remote.channel import compress_order, expanded, message_form
 from coterie.federation.remote.codec import Names, digest
 from coterie.federation.remote.exchange import Exchange, Policy, Question, Transport
 from coterie.federation.remote.expectations import Expectations, Form
@@ -30,6 +31,7 @@ from coterie.federation.remote.messages import (
     Done,
     MemoryVersions,
     NoiseOrder,
+    Order,
     SecureOrder,
     Step,
     Trouble,
@@ -48,18 +50,21 @@ from coterie.federation.secure.summing import (
     unflattened,
 )
 from coterie.federation.shards import Shard, Stack
-from coterie.federation.tree import Tree, joined, mapped, row, rows, stack, tree_map
+from coterie.federation.tree import Size, Tree, joined, mapped, row, rows, size, stack, tree_map
 from coterie.federation.work import Each, Handle, Memory, live_versions, name_of
 
 POLL = 0.2  # seconds between two looks at who is there
 
 
 class NodeResult(NamedTuple):
-    """The result of one node in a phase: its clients, their values, the versions of memory that were made."""
+    """The result of one node in a phase: its clients, their values, and the versions that were made of memory and of
+    what compression lost; of compressed values also the size of what travelled."""
 
     clients: tuple[int, ...]
     values: Tree
     versions: tuple[int, ...]
+    errors: tuple[int, ...] = ()
+    sent: Size | None = None
 
 
 @dataclass
@@ -75,6 +80,7 @@ class RemoteEngine:
         largest: bytes that no reply may exceed, whatever is expected of it
         book: must be that of the federation: what the wire carries is noted in it
         noise: how nodes hide updates; None for not at all
+        method: the name of the method, which nodes are told
     """
 
     transport: Transport
@@ -91,15 +97,15 @@ class RemoteEngine:
     device: torch.device | str = "cpu"
     book: Book = field(default_factory=Book)
     noise: NoiseOrder | None = None
+    method: str = ""
 
     def __post_init__(self) -> None:
         self.clients = len(self.train)
         self.expected = Expectations(self.task, self.train, self.valid, self.target)
         known = self.train.counts.tolist() if self.own_sizes else None
         self.roster = Roster(self.clients, self.expected.columns, known, self.device)
-        self.exchange = Exchange(
-            self.transport, self.run, self.roster, self.policy, self.names, self.book, self.largest, self.noise
-        )
+        known_to_all = self.transport, self.run, self.roster, self.policy, self.names, self.book
+        self.exchange = Exchange(*known_to_all, self.largest, self.noise, self.method)
         self._recalled: dict[int, tuple[int, Tree]] = {}  # by client, the version of its memory that was last shown
 
     @property
@@ -145,7 +151,13 @@ class RemoteEngine:
         versions = torch.tensor([v for result in results for v in result.versions], dtype=torch.int64)
         memory = None if call.memory is None else versions[by_id].to(self.device)
         who = torch.tensor(clients)[by_id].to(self.device)
-        yield Replies(who, mapped(lambda t: t.to(self.device), values), memory, failures)
+        sent, errors = None, None
+        if call.channel is not None:
+            sent = sum((result.sent for result in results if result.sent is not None), Size())
+        if call.channel is not None and call.channel.errors is not None:
+            made = torch.tensor([v for result in results for v in result.errors], dtype=torch.int64)
+            errors = made[by_id].to(self.device)
+        yield Replies(who, mapped(lambda t: t.to(self.device), values), memory, failures, sent, errors)
 
     def execute_at_target(self, call: Call) -> Tree:
         """Run a work on the target's shard: here, or at the client that is the target."""
@@ -158,7 +170,7 @@ class RemoteEngine:
             form = self.expected.of(call, at_target=True)
             shared = mapped(lambda t: t.detach().cpu(), call.shared)
             step = Step(name_of(call.work), dict(call.static), int(call.draw.key), shared, None, True)
-            order = self.exchange.order("run", who, step, self._alive(who))
+            order = self.exchange.order("run", who, step, self._alive(who), round=call.round)
             content = self.exchange.ask({host.node: Question(order, form.limits(1), _fault(form, 0))})[host.node]
             if isinstance(content, Done):
                 touched(content.points)
@@ -283,28 +295,32 @@ class RemoteEngine:
         everyone, count = tuple(task.scales), len(ks)
         about = SecureOrder(task.phase, everyone, None, float(secure.range), 0)
         if stage == "keys":
-            return self._plain_question(ks, about, stage, (count, KEYS))
+            return self._plain_question(ks, about, stage, (count, KEYS), call.round)
         if stage == "shares":
             keys, needed = messages[ks[0]]
             table = torch.from_numpy(np.stack([np.frombuffer(key, dtype=np.uint8) for key in keys.values()]).copy())
             about = about._replace(others=tuple(keys), needed=needed, keys=table)
-            return self._plain_question(ks, about, stage, (count, len(keys), BOX))
+            return self._plain_question(ks, about, stage, (count, len(keys), BOX), call.round)
         if stage == "reveal":
             about = about._replace(others=messages[ks[0]])
-            return self._plain_question(ks, about, stage, (count, senders, SHARE))
+            return self._plain_question(ks, about, stage, (count, senders, SHARE), call.round)
         others = tuple(sorted({*messages[ks[0]], ks[0]}))
         boxes = b"".join(messages[k].get(other, bytes(BOX)) for k in ks for other in others)
         table = torch.from_numpy(np.frombuffer(boxes, dtype=np.uint8).reshape(count, len(others), BOX).copy())
         coefficients = torch.tensor(list(task.scales.values()), dtype=torch.float64)
         about = about._replace(others=others, boxes=table, scales=coefficients)
-        order = self.exchange.order("secure-masked", ks, self._step(call, ks, lost), self._alive(ks), about)
+        step = self._step(call, ks, lost)
+        order = self.exchange.order("secure-masked", ks, step, self._alive(ks), about, round=call.round)
         numbers = sum(torch.Size(shape).numel() for _, shape in form.leaves)
         masked = Form.of(torch.empty((count, numbers), dtype=torch.int64, device="meta"))
         return Question(order, masked.limits(count), _fault(masked, 0 if call.memory is None else count))
 
-    def _plain_question(self, ks: tuple[int, ...], about: SecureOrder, stage: str, shape: tuple[int, ...]) -> Question:
+    def _plain_question(
+        self, ks: tuple[int, ...], about: SecureOrder, stage: str, shape: tuple[int, ...], round: int
+    ) -> Question:
         form = Form.of(torch.empty(shape, dtype=torch.uint8, device="meta"))
-        return Question(self.exchange.order(f"secure-{stage}", ks, secure=about), form.limits(len(ks)), form.fault)
+        order = self.exchange.order(f"secure-{stage}", ks, secure=about, round=round)
+        return Question(order, form.limits(len(ks)), form.fault)
 
     # one phase
 
@@ -330,19 +346,33 @@ class RemoteEngine:
                 failures += [Failure(k, content.kind, content.reason) for k in by_node[node]]
                 continue
             touched(content.points)
-            step = questions[node].order.step
-            assert step is not None
-            made = () if step.memory is None else step.memory.after
-            result, unsound = _without_unsound_memory(NodeResult(by_node[node], content.values, made), content.kept)
+            found = self._result(call, form, questions[node].order, content.values)
+            result, unsound = _without_unsound_memory(found, content.kept)
             failures += [Failure(k, "rejected", "not finite") for k in unsound]
             results += [result] if result.clients else []
         return results, failures
 
     def _question(self, call: Call, form: Form, ks: tuple[int, ...], lost: set[int]) -> Question:
         """The order of a phase to the node of these clients; those who lost their memory begin anew."""
+        step, compress = self._step(call, ks, lost), None
+        if call.channel is not None:
+            compress = compress_order(call.channel, step, ks, lost)
+            form = message_form(call, form, call.channel.compression)
         stacked = form.stacked(len(ks))
-        order = self.exchange.order("run", ks, self._step(call, ks, lost), self._alive(ks))
+        order = self.exchange.order("run", ks, step, self._alive(ks), compress=compress, round=call.round)
         return Question(order, stacked.limits(len(ks)), _fault(stacked, 0 if call.memory is None else len(ks)))
+
+    def _result(self, call: Call, form: Form, order: Order, values: Tree) -> NodeResult:
+        """What a node replied, with the versions that were made; messages are expanded."""
+        assert order.step is not None
+        made = () if order.step.memory is None else order.step.memory.after
+        if call.channel is None or order.compress is None:
+            return NodeResult(order.clients, values, made)
+        errors = () if order.compress.errors is None else order.compress.errors.after
+        who = torch.tensor(order.clients, device=self.device)
+        messages = mapped(lambda t: t.to(self.device), values)
+        understood = expanded(call, who, messages, form, call.channel.compression)
+        return NodeResult(order.clients, understood, made, errors, size(values))
 
     def _alive(self, ks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """By client, the versions of its memory that are still of use."""
@@ -421,5 +451,9 @@ def _without_unsound_memory(result: NodeResult, kept: tuple[bool, ...]) -> tuple
         return result, []
     unsound = [k for k, sound in zip(result.clients, kept, strict=True) if not sound]
     clients = tuple(k for k in result.clients if k not in unsound)
-    versions = tuple(v for v, sound in zip(result.versions, kept, strict=True) if sound)
-    return NodeResult(clients, rows(result.values, torch.tensor(kept)), versions), unsound
+    sound = torch.tensor(kept)
+    versions = tuple(torch.tensor(result.versions)[sound].tolist())
+    errors = tuple(torch.tensor(result.errors)[sound].tolist()) if result.errors else ()
+    return result._replace(
+        clients=clients, values=rows(result.values, sound), versions=versions, errors=errors
+    ), unsound

@@ -15,6 +15,7 @@ from coterie.federation.remote.codec import CodecError, Limits, Message, Names, 
 from coterie.federation.remote.expectations import declaration_limits, larger
 from coterie.federation.remote.messages import (
     PROTOCOL,
+    CompressOrder,
     Declaration,
     NoiseOrder,
     Order,
@@ -82,6 +83,7 @@ class Exchange:
     book: Book
     largest: int | None = None  # bytes that no reply may exceed, whatever is expected
     noise: NoiseOrder | None = None  # how nodes hide updates
+    method: str = ""  # whose orders these are, for the policies of nodes
     _number: int = 0
     _owed: dict[Address, Limits] = field(default_factory=dict)  # the largest reply that a node has not given yet
 
@@ -92,14 +94,16 @@ class Exchange:
         step: Step | None = None,
         alive: tuple[tuple[int, ...], ...] | None = None,
         secure: SecureOrder | None = None,
+        compress: CompressOrder | None = None,
+        round: int = 0,
     ) -> Order:
         """A new order, numbered."""
         self._number += 1
         hides = step is not None and not step.at_target
         noise = self.noise if hides else None
-        return Order(
-            PROTOCOL, self._number, kind, self.run, clients, step, alive or ((),) * len(clients), secure, noise
-        )
+        named = alive or ((),) * len(clients)
+        asked = PROTOCOL, self._number, kind, self.run, clients, step, named
+        return Order(*asked, secure, noise, compress, self.method, round)
 
     def ask(self, questions: Mapping[Address, Question]) -> dict[Address, Any]:
         """The sound content of each node's reply, or the trouble. Lost nodes are asked again while there is time."""

@@ -13,10 +13,11 @@ from coterie.federation.remote.codec import DTYPES
 from coterie.federation.secure.primitives import BOX, KEYS
 from coterie.federation.tree import Tree
 
-PROTOCOL = 3
+PROTOCOL = 4
 REASON = 300  # characters of a reason that are reported
 MOST_POINTS = 2**53  # rows that one reply may claim
 REFUSED, FORGOTTEN, CLIENT_ERROR = "refused", "forgotten", "client error"
+COMPRESSORS = ("top-k", "random-k", "sketch")
 TROUBLES = (REFUSED, FORGOTTEN, CLIENT_ERROR)  # all that a node may report
 
 
@@ -74,11 +75,28 @@ class NoiseOrder(NamedTuple):
     multiplier: float
 
 
+class CompressOrder(NamedTuple):
+    """How a node compresses its reply (`stages/compression.py`).
+
+    Args:
+        name: the compressor.
+        ratio: the share of the bytes that is sent.
+        feedback: whether clients add what was lost to their next update.
+        errors: the versions of what was lost, before and after; version 0 is nothing, so there is no start.
+    """
+
+    name: str
+    ratio: float
+    feedback: bool
+    errors: MemoryVersions | None
+
+
 class Order(NamedTuple):
     """What a node shall do: "whoami", "run" the step, "recall" the memory of versions (in `alive`), or a question of a
     secure sum.
 
-    A node may forget all versions of a run that are not in `alive`, by client.
+    A node may forget all versions of a run that are not in `alive`, by client. `method` and `round` are what the server
+    declares; a node's policy may limit them.
     """
 
     protocol: int
@@ -90,6 +108,9 @@ class Order(NamedTuple):
     alive: tuple[tuple[int, ...], ...]
     secure: SecureOrder | None = None
     noise: NoiseOrder | None = None
+    compress: CompressOrder | None = None
+    method: str = ""
+    round: int = 0
 
 
 class Done(NamedTuple):
@@ -145,9 +166,15 @@ def order_fault(order: Any) -> str | None:
         return "a client is named twice"
     if not order.run.isalnum() or not order.run.isascii() or len(order.run) > 64:
         return "a run is named by at most 64 letters and digits"
+    if type(order.method) is not str or type(order.round) is not int or order.round < 0:
+        return "a field of the order has a wrong type"
+    if (fault := _compress_fault(order.compress, len(order.clients))) is not None:
+        return fault
     noise = order.noise
     if noise is not None and (type(noise) is not NoiseOrder or not all(map(_is_magnitude, noise)) or not noise.clip):
         return "the clip and the noise of an order are finite numbers, and the clip is positive"
+    if order.kind in SECURE and order.compress is not None:
+        return "a secure sum is not compressed"
     if order.kind in SECURE and (fault := _secure_fault(order.kind, order.secure, len(order.clients))) is not None:
         return fault
     return _step_fault(order.step, len(order.clients)) if order.kind in ("run", "secure-masked") else None
@@ -176,6 +203,28 @@ def _secure_fault(kind: str, secure: Any, clients: int) -> str | None:
     return None
 
 
+def _compress_fault(compress: Any, clients: int) -> str | None:
+    """What is wrong with how a reply shall be compressed, or None."""
+    if compress is None:
+        return None
+    if type(compress) is not CompressOrder or compress.name not in COMPRESSORS or type(compress.feedback) is not bool:
+        return f"a reply is compressed by one of {', '.join(COMPRESSORS)}, with feedback or without"
+    if type(compress.ratio) is not float or not 0.0 < compress.ratio <= 1.0:
+        return "the ratio of a compressed reply is a number above 0, and at most 1"
+    if (compress.errors is None) == compress.feedback:
+        return "versions of errors are named where there is feedback, and only there"
+    return None if compress.errors is None else _memory_fault(compress.errors, clients)
+
+
+def _memory_fault(past: Any, clients: int) -> str | None:
+    """What is wrong with versions of memory, or None."""
+    if type(past) is not MemoryVersions or not _all_are(past.before, int) or not _all_are(past.after, int):
+        return "versions of memory are whole numbers"
+    if not len(past.before) == len(past.after) == clients:
+        return "versions of memory must be named for every client"
+    return None
+
+
 def _is_magnitude(value: Any) -> bool:
     return type(value) is float and 0.0 <= value < float("inf")
 
@@ -190,14 +239,7 @@ def _step_fault(step: Any, clients: int) -> str | None:
         return "a field of the order's step has a wrong type"
     if type(step.static) is not dict or type(step.at_target) is not bool:
         return "a field of the order's step has a wrong type"
-    past = step.memory
-    if past is None:
-        return None
-    if type(past) is not MemoryVersions or not _all_are(past.before, int) or not _all_are(past.after, int):
-        return "versions of memory are whole numbers"
-    if not len(past.before) == len(past.after) == clients:
-        return "versions of memory must be named for every client"
-    return None
+    return None if step.memory is None else _memory_fault(step.memory, clients)
 
 
 def reply_fault(reply: Any) -> str | None:

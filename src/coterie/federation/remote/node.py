@@ -28,6 +28,7 @@ from coterie.federation.remote.messages import (
     REASON,
     REFUSED,
     SECURE,
+    CompressOrder,
     Declaration,
     Done,
     MemoryVersions,
@@ -42,7 +43,8 @@ from coterie.federation.remote.policy import NodePolicy, PolicyError, Tally, nam
 from coterie.federation.remote.sums import Sums
 from coterie.federation.secure import Refusal
 from coterie.federation.shards import Shard, Stack
-from coterie.federation.tree import Tree, joined, row, size, stack, tensors, tree_map
+from coterie.federation.stages.compression import Compression
+from coterie.federation.tree import Tree, joined, row, size, stack, tensors, tree_flatten, tree_map
 from coterie.federation.work import Each, Memory, Static, Work, name_of
 from coterie.numerics import Draw
 
@@ -166,7 +168,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self._tally = Tally(self.store.folder)
-        self._sums = Sums(self.policy.partners)
+        self._sums = Sums(self.store.folder)
         self._budget = Budget(self.store.folder)
 
     def handle(self, data: bytes) -> bytes:
@@ -238,9 +240,10 @@ class Node:
             self._budget.spend(order.noise, self.policy)
         with stopped_after(self.policy.seconds), counted() as points:
             done = self._done(order, step, work)._replace(points=points.rows)
-        made = () if step.memory is None else step.memory.after
+        errors = None if order.compress is None else order.compress.errors
+        made = [past.after for past in (step.memory, errors) if past is not None]
         alive = zip(order.clients, order.alive, strict=True)
-        self.store.keep(order.run, {k: {*versions, *made[i : i + 1]} for i, (k, versions) in enumerate(alive)})
+        self.store.keep(order.run, {k: {*versions, *(new[i] for new in made)} for i, (k, versions) in enumerate(alive)})
         return done
 
     def _summed(self, order: Order) -> Any:
@@ -255,9 +258,10 @@ class Node:
             return done[0].values
 
         if order.kind != "secure-masked":
-            self._tally.add(order.run, self.policy)
+            self.policy.admit_method(order.method, None)
+            self._tally.add(order.run, self.policy, round=order.round)
         try:
-            answer = self._sums.answer(order, run)
+            answer = self._sums.answer(order, run, self.policy.partners)
         except Refusal as refusal:
             raise Refused(REFUSED, str(refusal)) from None
         return done[0]._replace(values=answer) if done else answer
@@ -265,12 +269,13 @@ class Node:
     def _admitted(self, order: Order, step: Step) -> Work:
         """The work of a step, where the policy admits it and the works that it names; counted."""
         work = self.names.work(step.work)
+        self.policy.admit_method(order.method, name_of(work))
         self.policy.admit(name_of(work), step.static, self._fewest_rows(order, step))
         for name in named_works(step.static):
             if type(name) is not str:
                 raise Refused(REFUSED, "a setting that names a work is no text")
             self.policy.admit(name_of(self.names.work(name)), {})
-        self._tally.add(order.run, self.policy)
+        self._tally.add(order.run, self.policy, round=order.round)
         return work
 
     def _fewest_rows(self, order: Order, step: Step) -> int | None:
@@ -312,11 +317,13 @@ class Node:
         memory = None if past is None else Memory(self._here(self._past(order, past)))
         draw = Numbered(key, self.engine.sizes.new_tensor(order.clients))
         everyone = torch.arange(len(places), device=places.device)
-        chunks = list(self._at(places).execute(Call(work, shared, memory, static, draw), everyone))
+        call = Call(work, shared, memory, static, draw)
+        chunks = list(self._at(places).execute(call, everyone))
         values = joined([chunk.values for chunk in chunks])
         if order.noise is not None:
-            call = Call(work, shared, memory, static, draw)
             values = hidden(call, everyone, values, order.noise, summed=order.secure is not None)
+        if order.compress is not None:
+            values = self._compressed(order, order.compress, call, values)
         if past is None:
             return Done(values, ())
         news = [row(c.memory, i) for c in chunks for i in range(len(c.ids))]
@@ -325,6 +332,22 @@ class Node:
             if ok:
                 self.store.put(order.run, client, version, tree_map(lambda t: t.cpu().clone(), new))
         return Done(values, fine)
+
+    def _compressed(self, order: Order, asked: CompressOrder, call: Call, values: Tree) -> Tree:
+        """What travels of results; what is not understood of it is kept for the next ones."""
+        compression = Compression(asked.name, asked.ratio, asked.feedback)  # type: ignore[arg-type]  # checked
+        cut = [i for i, count in enumerate(compression.cuts(call, values)) if count]
+        everyone = torch.arange(len(order.clients), device=self.engine.sizes.device)
+        leaves = tree_flatten(values)[0]
+        start = tuple(leaves[i].new_zeros(len(leaves[i]), leaves[i][0].numel()) for i in cut)
+        past = asked.errors
+        before: Tree = () if past is None else self._here(self._past(order, past._replace(start=start)))
+        if past is not None and [rows.shape for rows in before] != [rows.shape for rows in start]:
+            raise Refused(REFUSED, "what was lost of earlier uploads does not fit this one")
+        done = compression.compressed(call, everyone, values, dict(zip(cut, before, strict=False)))
+        for i, (client, version) in enumerate(zip(order.clients, () if past is None else past.after, strict=False)):
+            self.store.put(order.run, client, version, tuple(done.errors[j][i].cpu().clone() for j in cut))
+        return done.messages
 
     def _past(self, order: Order, past: MemoryVersions) -> Tree:
         """Client memory of the versions that the order names, stacked."""

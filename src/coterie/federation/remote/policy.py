@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coterie.errors import CoterieError, UsageError
+from coterie.federation.account import STATISTICS
 
 ENVIRONMENT = "COTERIE_NODE_POLICY"  # names the TOML file of a node's operator
 DAY = 86400.0
@@ -28,11 +29,11 @@ BATCHES = frozenset({"batch", "decode_batch", "mirror_batch"})
 STEPS = frozenset(
     {
         *("steps", "personal_steps", "inner_steps", "decode_steps", "encode_steps", "solve_steps", "distil_steps"),
-        *("terms", "stage_epochs"),
+        *("terms", "stage_epochs", "weight_steps"),
     }
 )
 """Settings that say how often something is repeated. They must not change the form of a result."""
-SIZES = frozenset({"rows", "columns", "size", "width", "distil_rows", "k"})
+SIZES = frozenset({"rows", "columns", "size", "width", "distil_rows", "k", "classes"})
 """Settings that say how large a result or something on the way to it is."""
 RECORDS = frozenset({"svrg"})
 """Settings that are named tuples, which have some of the above as fields."""
@@ -56,6 +57,8 @@ class NodePolicy:
 
     Args:
         works: patterns (`fnmatch`) of the names of works that may be run, among those of admitted modules
+        methods: patterns of the names of methods that a server may declare
+        rounds: largest number of rounds of one run in which this node takes part
         least_batch: fewest rows that a result may be computed from
         steps: largest number of repetitions that an order may ask for, for each setting that counts them
         size: largest product of the sizes that an order may ask for
@@ -71,6 +74,8 @@ class NodePolicy:
     """
 
     works: tuple[str, ...] = ("*",)
+    methods: tuple[str, ...] = ("*",)
+    rounds: int = 10_000
     least_batch: int = 8
     steps: int = 10_000
     size: int = 1 << 26
@@ -130,6 +135,20 @@ class NodePolicy:
         if product > self.size:
             raise PolicyError(f"sizes of {product} numbers exceed size = {self.size}; raise size in the node's policy")
 
+    def admit_method(self, method: str, work: str | None) -> None:
+        """Raise `PolicyError` unless orders of this method are admitted.
+
+        Args:
+            method: what the server declares; "" for none, with which a node that limits methods answers for statistics.
+            work: the work that is asked for, where there is one.
+        """
+        if any(fnmatchcase(method, pattern) for pattern in self.methods):
+            return
+        if not method and work is not None and work.partition("/")[0] in STATISTICS:
+            return
+        declared = f"the method {method[:80]} matches" if method else "the order declares no method, which matches"
+        raise PolicyError(f"{declared} no pattern of methods; add it to methods in the node's policy")
+
     def admit_open(self, work: str, numbers: int) -> None:
         """Raise `PolicyError` where a result of so many numbers of one client may not leave by itself."""
         if self.secure and numbers > self.reveal:
@@ -150,7 +169,14 @@ class NodePolicy:
 
 
 PERMISSIVE = NodePolicy(
-    least_batch=1, steps=1 << 62, size=1 << 62, orders=1 << 62, runs=1 << 62, seconds=0.0, message=1 << 40
+    rounds=1 << 62,
+    least_batch=1,
+    steps=1 << 62,
+    size=1 << 62,
+    orders=1 << 62,
+    runs=1 << 62,
+    seconds=0.0,
+    message=1 << 40,
 )
 """No limits: for nodes of one's own, on problems that the server has too."""
 
@@ -185,10 +211,10 @@ def _check_whole(key: str, value: Any) -> None:
 
 def _checked(key: str, value: Any, default: Any) -> Any:
     """One value of a policy, in the type of its default."""
-    if key == "works":
+    if key in ("works", "methods"):
         if isinstance(value, list | tuple) and all(isinstance(pattern, str) for pattern in value):
             return tuple(value)
-        raise UsageError('works must be a list of patterns, such as ["*"].')
+        raise UsageError(f'{key} must be a list of patterns, such as ["*"].')
     if isinstance(default, bool):
         if type(value) is not bool:
             raise UsageError(f"{key} must be true or false, not {value!r}.")
@@ -203,21 +229,38 @@ def _checked(key: str, value: Any, default: Any) -> Any:
     return type(default)(value)
 
 
+class Count(NamedTuple):
+    """What a run has asked of a node: orders, when the last one came, rounds, and the last of these."""
+
+    orders: int
+    last: float
+    rounds: int = 0
+    round: int = 0
+
+
 class Tally:
-    """Orders by run, so that a node stops after so many; with a folder, a restart does not begin to count anew."""
+    """Orders and rounds by run, so that a node stops after so many; with a folder, a restart does not begin to count
+    anew."""
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / "orders.json"
-        self._runs: dict[str, tuple[int, float]] = {}  # orders, and when the last one came
+        self._runs: dict[str, Count] = {}
         if self._path is not None and self._path.is_file():
             self._runs = _read_tally(self._path)
 
-    def add(self, run: str, policy: NodePolicy, now: float | None = None) -> None:
-        """Count one order of a run, or raise `PolicyError` where that is one too many."""
+    def add(self, run: str, policy: NodePolicy, now: float | None = None, round: int = 0) -> None:
+        """Count one order of a run, or raise `PolicyError` where that is one too many.
+
+        Args:
+            run: the name of the run.
+            policy: the policy of the node.
+            now: the time; that of the clock by default.
+            round: the round that the server declares; another one than before counts as a new one, 0 is none.
+        """
         now = time.time() if now is None else now
-        self._runs = {name: entry for name, entry in self._runs.items() if now - entry[1] < DAY}
-        count = self._runs.get(run, (0, now))[0] + 1
-        if count > policy.orders:
+        self._runs = {name: entry for name, entry in self._runs.items() if now - entry.last < DAY}
+        known = self._runs.get(run, Count(0, now))
+        if known.orders >= policy.orders:
             raise PolicyError(
                 f"this run has sent orders = {policy.orders} orders, the largest number; "
                 "raise orders in the node's policy"
@@ -226,7 +269,13 @@ class Tally:
             raise PolicyError(
                 f"runs = {policy.runs} different runs have sent orders within a day; raise runs in the node's policy"
             )
-        self._runs[run] = count, now
+        new = round not in (0, known.round)
+        if new and known.rounds >= policy.rounds:
+            raise PolicyError(
+                f"this node has taken part in rounds = {policy.rounds} rounds of this run, the largest number; "
+                "ask for fewer rounds, or raise rounds in the node's policy"
+            )
+        self._runs[run] = Count(known.orders + 1, now, known.rounds + new, round or known.round)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             draft = self._path.with_suffix(".new")
@@ -234,10 +283,13 @@ class Tally:
             os.replace(draft, self._path)
 
 
-def _read_tally(path: Path) -> dict[str, tuple[int, float]]:
+def _read_tally(path: Path) -> dict[str, Count]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(run): (int(count), float(last)) for run, (count, last) in found.items()}
+        return {
+            str(run): Count(int(orders), float(last), *map(int, rounds))
+            for run, (orders, last, *rounds) in found.items()
+        }
     except (ValueError, TypeError, AttributeError):
         raise UsageError(f"{path} is damaged; remove it to count the orders of runs anew.") from None
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from coterie.federation.remote.messages import SECURE, Order, SecureOrder, Step
 from coterie.federation.remote.noise import gaussian
 from coterie.federation.secure import Refusal, Secure, checked_library
 from coterie.federation.secure.encoding import encoded
-from coterie.federation.secure.exposure import Exposure
+from coterie.federation.secure.exposure import Exposure, KeptExposure
 from coterie.federation.secure.party import Party
 from coterie.federation.secure.primitives import BOX
 from coterie.federation.secure.summing import Task, flat, question
@@ -30,30 +31,29 @@ class _Sum:
     senders: tuple[int, ...] = ()
 
 
-@dataclass
 class Sums:
     """The secure sums of one node.
 
     Args:
-        partners: a client is hidden at least as in a sum of so many equals.
-        exposure: the sums that were shown.
+        folder: where it is kept which sums were shown, so that a restart does not forget them; None for nowhere.
     """
 
-    partners: int
-    exposure: Exposure = field(default_factory=Exposure)
-    _open: dict[tuple[str, int], _Sum] = field(default_factory=dict)
+    def __init__(self, folder: Path | None = None) -> None:
+        self.exposure = Exposure() if folder is None else KeptExposure(folder / "exposure.jsonl")
+        self._open: dict[tuple[str, int], _Sum] = {}
 
-    def answer(self, order: Order, run: Callable[[], Tree]) -> Tensor:
+    def answer(self, order: Order, run: Callable[[], Tree], partners: int) -> Tensor:
         """The answer to a question of a secure sum, one row per client of the order.
 
         Args:
             order: the order, whose fields are sound.
             run: runs the order's step; the results of its clients, stacked.
+            partners: a client is hidden at least as in a sum of so many equals.
         """
         asked = order.secure
         assert asked is not None
         if order.kind == SECURE[0]:
-            return self._keys(order, asked)
+            return self._keys(order, asked, partners)
         at = self._open.get((order.run, asked.phase))
         if at is None or not set(order.clients) <= at.parties.keys():
             raise Refusal("there is no such sum here: it was shown, given up, or never begun")
@@ -61,17 +61,17 @@ class Sums:
             return self._shares(order, asked, at)
         if order.kind == SECURE[2]:
             assert order.step is not None
-            return self._masked(order, asked, at, order.step, run)
-        return self._reveal(order, asked, at)
+            return self._masked(order, asked, at, order.step, run, partners)
+        return self._reveal(order, asked, at, partners)
 
-    def _keys(self, order: Order, asked: SecureOrder) -> Tensor:
+    def _keys(self, order: Order, asked: SecureOrder, partners: int) -> Tensor:
         checked_library(Refusal)
         at = self._open.setdefault((order.run, asked.phase), _Sum({}))
         if again := set(order.clients) & at.parties.keys():
             raise Refusal(f"client {min(again)} takes part in this sum already; every sum has keys of its own")
         while len(self._open) > SUMS:
             self._open.pop(next(iter(self._open)))
-        secure = Secure(range=asked.range, partners=self.partners)
+        secure = Secure(range=asked.range, partners=partners)
         at.parties |= {k: Party(k, order.run, asked.phase, secure) for k in order.clients}
         return _bytes([at.parties[k].keys() for k in order.clients])
 
@@ -84,7 +84,9 @@ class Sums:
             rows.append(b"".join(boxes.get(other, bytes(BOX)) for other in asked.others))
         return _bytes(rows).reshape(len(rows), len(asked.others), BOX)
 
-    def _masked(self, order: Order, asked: SecureOrder, at: _Sum, step: Step, run: Callable[[], Tree]) -> Tensor:
+    def _masked(
+        self, order: Order, asked: SecureOrder, at: _Sum, step: Step, run: Callable[[], Tree], partners: int
+    ) -> Tensor:
         assert asked.boxes is not None
         assert asked.scales is not None
         if step.at_target:
@@ -93,7 +95,7 @@ class Sums:
             raise Refusal("a coefficient exceeds 1")
         scales = dict(zip(asked.everyone, asked.scales.tolist(), strict=True))
         about = question(step.work, step.static, step.draw, step.shared)
-        self.exposure.check(about, scales, self.partners)
+        self.exposure.check(about, scales, partners)
         at.task, at.senders = Task(order.run, asked.phase, about, scales), asked.others
         leaves = tree_flatten(run())[0]
         rows = []
@@ -109,13 +111,13 @@ class Sums:
             rows.append(at.parties[k].masked(boxes, at.task.about(asked.others), words).view(np.int64))
         return torch.from_numpy(np.stack(rows))
 
-    def _reveal(self, order: Order, asked: SecureOrder, at: _Sum) -> Tensor:
+    def _reveal(self, order: Order, asked: SecureOrder, at: _Sum, partners: int) -> Tensor:
         if at.task is None:
             raise Refusal("nothing was summed yet")
         shown = {k: at.task.scales[k] for k in asked.others}
-        self.exposure.check(at.task.question, shown, self.partners)
+        self.exposure.check(at.task.question, shown, partners)
+        self.exposure.note(at.task.question, shown)  # before anything leaves
         rows = [at.parties[k].reveal(asked.others) for k in order.clients]
-        self.exposure.note(at.task.question, shown)
         senders = at.senders
         made = _bytes([b"".join(row[k] for k in senders) for row in rows])
         return made.reshape(len(rows), len(senders), -1)

@@ -7,9 +7,14 @@ hidden less than in a sum of so many equals. That bounds one client's share of t
 with other partners, and limits how many weighted sums of the same gradients a mirror descent may ask for.
 """
 
+import json
+import os
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.errors import UsageError
 from coterie.federation.secure import Refusal
 
 STEPS = 512  # that are remembered
@@ -65,6 +70,59 @@ class Exposure:
         known = self._shown.setdefault(question, [])
         if scales not in known:
             known.append(scales)
+
+
+class KeptExposure(Exposure):
+    """The same over restarts: every sum is a line of a file, which is on the disk before the sum is shown.
+
+    Args:
+        path: the file. A last line that is cut off belongs to a sum that was never shown.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._lines = 0
+        if not path.is_file():
+            return
+        *lines, _ = path.read_text(encoding="utf-8").split("\n")
+        try:
+            for line in lines:
+                entry = json.loads(line)
+                super().note(int(entry["question"]), {int(k): float(a) for k, a in entry["scales"].items()})
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UsageError(
+                f"{path} is damaged; it says which sums of this site's updates were shown. Restore it; without it a "
+                "server could ask for other sums of the same updates."
+            ) from None
+        self._rewrite()
+
+    def note(self, question: int, scales: dict[int, float]) -> None:
+        """Remember a sum that is shown, also after a restart."""
+        if scales in self._shown.get(question, []):
+            return
+        super().note(question, scales)
+        if self._lines >= 4 * STEPS:
+            self._rewrite()
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(question, scales))
+            file.flush()
+            os.fsync(file.fileno())
+        self._lines += 1
+
+    def _rewrite(self) -> None:
+        """The file with what is still remembered."""
+        lines = [_line(question, scales) for question, sums in self._shown.items() for scales in sums]
+        draft = self._path.with_suffix(".new")
+        draft.write_text("".join(lines), encoding="utf-8")
+        os.replace(draft, self._path)
+        self._lines = len(lines)
+
+
+def _line(question: int, scales: dict[int, float]) -> str:
+    return json.dumps({"question": question, "scales": scales}) + "\n"
 
 
 class Counting(Exposure):

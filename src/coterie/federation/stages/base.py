@@ -61,6 +61,10 @@ class Stage:
         """Whom of these clients the call reaches."""
         return Asked(ids, (), state)
 
+    def prepared(self, call: Call, state: StageState) -> Call:
+        """The call as the engine gets it."""
+        return call
+
     def needs_all(self, call: Call) -> bool:
         """Whether `apply` needs all replies of a call at once; else they come in chunks."""
         return False
@@ -154,6 +158,8 @@ class Staged:
             yield Replies(ids[:0], None, None, missing)
         if not len(ids):
             return
+        for stage in self.stages:
+            call = stage.prepared(call, self.states[stage.key])
         replies = self.engine.execute(call, ids)
         for stage in self.stages:
             replies = self._through(stage, call, replies)

@@ -1,14 +1,16 @@
 """APPLE (Luo and Wu 2022, IJCAI): clients download the core models of all others and learn how to combine them.
 
     x_i = Σ_j p_ij c_j                                          the personal model; c_j is client j's core model
-    c_i ← c_i − γ p_ii g,   p_ij ← p_ij − β (⟨g, c_j⟩ + μ λ(r) (p_ij − p_j⁰)),   g = ∇L_i(x_i) on a batch
+    c_i ← c_i − γK p_ii g,   p_ij ← p_ij − β (⟨g, c_j⟩ + μ λ(r) (p_ij − p_j⁰)),   g = ∇L_i(x_i) on a batch
 
 Both lines are taken at once in every local step. Client i keeps p_i to itself (the paper's directed relationship
 vector) and uploads c_i only. p⁰ are the clients' shares of all rows, from which p_i starts. λ(r) = (1 + cos(πr/R))/2
 for the first R rounds, then 0: the pull towards one model for all fades out.
 
-Deviations. The server sends all K core models, the client's own one too. p_i is not restricted to the simplex, as in
-the paper; the weights of the record are its positive parts in proportion. The limit on downloads is left out.
+Deviations. The step γ is multiplied by the number of clients K: p_ii starts at about 1/K, and a core model then moves
+as in local training. The server sends all K core models, the client's own one too. p_i is not restricted to the
+simplex, as in the paper; the weights of the record are its positive parts in proportion. The limit on downloads is left
+out.
 """
 
 import math
@@ -49,10 +51,10 @@ def combine_and_train(shard: Shard, shared: Tree, private: Tree, static: Static,
 @validated
 def apple(
     *,
-    step: Positive = 0.5,
+    step: Positive = 0.1,
     local_steps: Count = 5,
     batch: BatchSize = 20,
-    weight_step: NonNegative = 0.001,
+    weight_step: NonNegative = 0.01,
     penalty: NonNegative = 0.1,
     horizon: Count = 40,
 ) -> Method:
@@ -63,7 +65,7 @@ def apple(
     Cost: 1 round per call of round; K d + 1 numbers down and d up per client, where K is the number of clients.
 
     Args:
-        step: γ, step size of the core models; they move by γ p_ii, so that it grows with the number of clients
+        step: γ, step size of the core models; they move by γ K p_ii
         weight_step: β, step size of the weights p_i
         penalty: μ, pull of the weights towards the clients' shares of the rows
         horizon: R, rounds after which that pull has faded out
@@ -73,7 +75,7 @@ def apple(
         >>> sorted(apple().needs)
         ['everyone', 'gradient']
     """
-    local: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch, "weight_step": weight_step}
+    local: dict[str, Any] = {"steps": local_steps, "batch": batch, "weight_step": weight_step}
 
     def init(problem: Problem, n: int) -> APPLEState:
         anchor = shares(problem.train.counts, problem.start)
@@ -83,9 +85,8 @@ def apple(
         fading = (1.0 + math.cos(math.pi * s.rounds / horizon)) / 2.0 if s.rounds < horizon else 0.0
         shared = (s.C, Each(torch.arange(fed.n, device=s.C.device)))
         at = draw.phase("walk")
-        (moved, ids), kept = fed.gather(
-            combine_and_train, shared, memory=s.kept, draw=at, penalty=penalty * fading, **local
-        )
+        scaled = {"step": step * fed.n, "penalty": penalty * fading, **local}
+        (moved, ids), kept = fed.gather(combine_and_train, shared, memory=s.kept, draw=at, **scaled)
         return APPLEState(s.C.index_add(0, ids, moved), kept, s.rounds + 1)
 
     def view(s: APPLEState) -> View:

@@ -51,7 +51,7 @@ def cobo(
     step: Positive = 0.1,
     local_steps: Count = 5,
     batch: BatchSize = 20,
-    weight_step: NonNegative = 1.0,
+    weight_step: NonNegative = 10.0,
     pull: Part = 1.0,
 ) -> Method:
     """Link pairs of clients whose gradients agree half-way between their models, and draw linked models together.
@@ -72,7 +72,7 @@ def cobo(
         >>> net = torch.nn.Linear(4, 1)
         >>> shards = [friend, friend, stranger]
         >>> problem = coterie.Weighting.on(shards, validation=shards, model=net, loss="squared")
-        >>> coterie.fit(problem, coterie.methods.cobo(weight_step=10.0), rounds=20, mode="vmap").clusters
+        >>> coterie.fit(problem, coterie.methods.cobo(), rounds=20, mode="vmap").clusters
         [[0, 1], [2]]
     """
     local: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}

@@ -48,7 +48,7 @@ def fedamp(
     batch: BatchSize = 20,
     attention: Literal["distance", "cosine"] = "distance",
     strength: Positive = 1.0,
-    width: Positive = 1.0,
+    width: Positive = 0.1,
     penalty: NonNegative = 0.1,
     own: Part = 0.5,
 ) -> Method:

@@ -1,5 +1,7 @@
 """MeritFed (Tupitsa et al. 2024): one gradient per client and round, weights by mirror descent on the target's loss.
 
+Published as "Selective collaboration for robust federated learning" (CPAL 2026, PMLR 328).
+
     x⁺ = x − γ Σ_k w_k g_k(x),   w ≈ argmin_{w∈Δ} φ(w) = L_0(x − γ Σ_k w_k g_k)
     w_k ← w_k exp(−α ∂φ/∂w_k)/Z,   ∂φ/∂w_k = −γ ⟨∇L_0(x − γ Gᵀw), g_k⟩
 
@@ -20,7 +22,8 @@ so that no two sums of the same gradients can be compared. `solver = "quadratic"
 second-order model of φ, for which one exchange is enough. `local_steps`: clients take local steps, and g_k = (x −
 x_k)/γ, so that φ judges the mean of their models. `server`: the direction Gᵀw goes through momentum, Adam or Yogi with
 a step of its own; φ still judges the plain step. `tie`: the penalty of methods/shared/ties.py on the weights of the
-active clients.
+active clients. `link = "logistic"`: weights by a saturating function of the slopes summed over all mirror steps
+(methods/shared/ties.py), so that clients of nearly equal merit have nearly equal weights; it has no step size.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple
@@ -29,9 +32,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.optimisers import Moments, ServerRule, UpdateRule
+from coterie.methods.shared.ties import saturating
 from coterie.methods.shared.works import gradient, local_sgd, own_gradient
 from coterie.methods.weights.mirror import (
     FEW,
@@ -52,12 +57,14 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class MeritFedState(NamedTuple):
-    """The common model [d], the client weights [K] on the simplex, the moments of the server's rule, rounds done."""
+    """The common model [d], the client weights [K] on the simplex, the moments of the server's rule, rounds done, and
+    the sums of all slopes [K] where the link is logistic."""
 
     x: Tensor
     w: Tensor
     moments: Moments
     rounds: int
+    sums: tuple[Tensor, ...] = ()
 
 
 def walked(shard: Shard, x: Tensor, static: Static, draw: Draw) -> Tensor:
@@ -116,6 +123,7 @@ def meritfed(
     momentum: Share = 0.9,
     second_momentum: Share = 0.999,
     tie: NonNegative = 0.0,
+    link: Literal["softmax", "logistic"] = "softmax",
 ) -> Method:
     """Learn client weights by mirror descent on the target's loss after the weighted step.
 
@@ -141,6 +149,7 @@ def meritfed(
         server_step: η of the server's rule where that does not say it; γ if not set
         momentum: β of the server's rule where that does not say it
         second_momentum: β₂ of the server's rule where that does not say it
+        link: softmax (mirror descent), or logistic, by which equally good clients get equal weights
 
     Example:
         >>> import torch, coterie
@@ -153,6 +162,11 @@ def meritfed(
         >>> [round(w, 2) for w in fit.weights.tolist()]
         [1.0, 0.0]
     """
+    if link == "logistic" and (restart or average or tie or cut is not None):
+        raise UsageError(
+            'method.link = "logistic" sums the slopes of all rounds and has no step size; leave out method.restart, '
+            "method.average, method.tie and method.cut."
+        )
     by_block = mirror == "smd" or data == "fresh"
     judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)
     whole = judge.batch == "all"
@@ -160,7 +174,22 @@ def meritfed(
 
     def init(problem: Problem, n: int) -> MeritFedState:
         judge.check(problem)
-        return MeritFedState(problem.start, uniform(n, like=problem.start), rule.start(problem.start), 0)
+        w = uniform(n, like=problem.start)
+        sums = (torch.zeros_like(w),) if link == "logistic" else ()
+        return MeritFedState(problem.start, w, rule.start(problem.start), 0, sums)
+
+    def learned(
+        s: MeritFedState, ids: Tensor, w: Tensor, slope: Slope, size: float
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The weights among the active clients after the mirror steps, and the sums of slopes."""
+        if link == "softmax":
+            settings: dict[str, Any] = {"steps": mirror_steps, "average": average, "tie": tie}
+            return mirror_descent(w, slope, step=size, **settings), ()
+        total = s.sums[0][ids]
+        for i in range(mirror_steps):
+            total = total + slope(w, i)
+            w = saturating(total)
+        return w, (s.sums[0].index_copy(0, ids, total),)
 
     def directions(fed: Federation, x: Tensor, at: Draw) -> tuple[Tensor, Tensor]:
         if local_steps == 1:
@@ -188,13 +217,12 @@ def meritfed(
         if solver == "lagged":
             p = mixed(start)
             fixed = slope_at(p, start, 0)
-            w = mirror_descent(start, lambda w, i: fixed, step=alpha(s), steps=mirror_steps, average=average, tie=tie)
+            w, sums = learned(s, ids, start, lambda w, i: fixed, alpha(s))
         else:
-            options: dict[str, Any] = {"steps": mirror_steps, "average": average, "tie": tie}
-            w = mirror_descent(start, lambda w, i: slope_at(mixed(w), w, i), step=alpha(s), **options)
+            w, sums = learned(s, ids, start, lambda w, i: slope_at(mixed(w), w, i), alpha(s))
             p = mixed(w)
         x, moments = rule.move(s.x, p, s.moments, s.rounds + 1)
-        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1)
+        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1, sums)
 
     def alpha(s: MeritFedState, curvature: float = 0.0) -> float:
         """α; where it is not set, 0.1 or the inverse of the curvature of φ, where that is known."""
@@ -213,10 +241,10 @@ def meritfed(
             slope = first_order(ask, s.x, G, step=step)
         else:  # for a quadratic loss at the server the model is exact, and exchanges cost nothing
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
-        size = alpha(s, sharpness(slope, w) + tie if exact and batch == "all" and mirror_step is None else 0.0)
-        w = mirror_descent(w, slope, step=size, steps=mirror_steps, average=average, tie=tie)
+        sharp = sharpness(slope, w) + tie if exact and batch == "all" and mirror_step is None else 0.0
+        w, sums = learned(s, ids, w, slope, alpha(s, sharp))
         x, moments = rule.move(s.x, w @ G, s.moments, s.rounds + 1)
-        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1)
+        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1, sums)
 
     needs = {"gradient", "target"} | ({"hvp"} if solver == "quadratic" else set())
     return Method("meritfed", init, round, lambda s: View(s.x, s.w), needs=frozenset(needs))

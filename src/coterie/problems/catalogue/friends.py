@@ -4,16 +4,17 @@ With `everyone`, each client is a target too: a third of its rows are for valida
 test rows as it labels them.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
 from coterie.errors import UsageError
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.catalogue.byzantine import Attackers, AttackOption, with_attackers
 from coterie.problems.data.digits import digits
-from coterie.problems.data.partition import thinned
+from coterie.problems.data.partition import set_apart, thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive
@@ -28,6 +29,7 @@ def friends(
     friends: Count = 5,
     validation: Count = 60,
     test: Count = 400,
+    selection: Annotated[int, Field(ge=0)] = 0,
     everyone: bool = False,
     skew: Positive | None = None,
     attack: AttackOption = "none",
@@ -43,6 +45,7 @@ def friends(
     Args:
         validation: rows of the target that judge the weights.
         test: rows set aside to test the target's model.
+        selection: rows of these that are set apart for choosing among models and settings; they train nothing.
         everyone: every client is a target too: a third of its rows are for validation, and its model is tested on
             its own labels.
         attack_from: first round in which the attackers attack.
@@ -72,7 +75,8 @@ def friends(
         part = slice(validation + test + k * each, validation + test + (k + 1) * each)
         shards.append((x[part], y[part] if k < friends else wrong[y[part]]))
     net = FlatModel(build(model, tuple(x.shape[1:]), 10, context.seed))
-    tested = x[validation : validation + test], y[validation : validation + test]
+    held_out = x[validation : validation + test], y[validation : validation + test]
+    chooses, tested = set_apart(held_out, selection, draw.phase("selection"))
     own: dict[str, Any] = {}
     if everyone:
         third = max(1, each // 3)
@@ -86,6 +90,7 @@ def friends(
         net,
         "cross_entropy",
         test=tested,
+        selection=chooses,
         friends=friends,
         **context.tensor_options,
         **own,

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from coterie.federation import Batch
-from coterie.measures import Measure
+from coterie.measures import Measure, named
 from coterie.numerics import Draw
 from coterie.problems.base import Context, View
 from coterie.problems.data.dealt import Data, Partition, Split, chosen_by, deal, dense, draws, measured, source
@@ -130,4 +130,4 @@ def hyper_cleaning(
         measures=measures,
         **context.tensor_options,
     )
-    return replace(problem, declares=(CLEAN,))
+    return replace(problem, declares=(named("test_accuracy"), CLEAN))

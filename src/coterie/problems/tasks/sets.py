@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import UsageError, gist
+from coterie.numerics.proximal import project_ball
 from coterie.numerics.simplex import project_simplex
 
 
@@ -76,9 +77,8 @@ class Ball:
 
     def project(self, v: Tensor) -> Tensor:
         """The nearest point of the ball."""
-        away = v - self.centre if isinstance(self.centre, float | int) else v - self.centre.to(v)
-        length = away.norm().clamp(min=torch.finfo(v.dtype).tiny)
-        return v - away * (1.0 - (self.radius / length).clamp(max=1.0))
+        centre = _like(self.centre, v)
+        return centre + project_ball(v - centre, self.radius)
 
 
 @dataclass(frozen=True)
