@@ -32,8 +32,8 @@ def digest(result: Any) -> str:
             value.detach().contiguous().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()
         )
         seen.update(name.encode() + plain)
-    lines = [{k: v for k, v in line.items() if k != "seconds"} for line in result.history]
-    for line in lines:  # rows touched are counted, not computed, and digests are older than the count
+    lines = [{k: v for k, v in line.items() if k not in ("seconds", "friends_spread")} for line in result.history]
+    for line in lines:  # rows touched are counted, not computed; digests are older than the count and than the spread
         line["communication"] = {k: v for k, v in line["communication"].items() if k != "points"}
     seen.update(json.dumps(lines, sort_keys=True).encode())
     return seen.hexdigest()[:16]

@@ -22,6 +22,7 @@ from coterie.experiment.loop import run_rounds
 from coterie.federation import Each, Static
 from coterie.methods import collaborate, ditto, fedavg, local_train, pfedme
 from coterie.methods.baselines.pfedme import envelope_steps
+from coterie.methods.shared.ties import saturating
 from coterie.methods.shared.works import local_sgd
 from coterie.methods.weights.collaborate import CollaborateState, scale_free_step
 from coterie.numerics import Draw, clusters
@@ -115,6 +116,29 @@ def test_two_rounds_by_hand(small: Weighting, mirror: Any) -> None:
     torch.testing.assert_close(ours.W, W)
     torch.testing.assert_close(ours.X, X)
     torch.testing.assert_close(ours.reach, reach)
+
+
+@pytest.mark.parametrize("mirror", ["joint", "trial"])
+def test_the_logistic_link_sums_slopes_by_target(small: Weighting, mirror: Any) -> None:
+    method = collaborate(step=0.2, local_steps=2, batch="all", mirror=mirror, link="logistic")
+    X, W, S = small.start.repeat(5, 1), torch.full((5, 5), 0.2, dtype=WIDE), torch.zeros(5, 5, dtype=WIDE)
+    for t in range(3):
+        draw = Draw.of(1).round(t).phase("walk")
+        U, _ = federation(small).gather(local_sgd, Each(X), draw=draw, step=0.2, steps=2, batch="all")
+        for i in range(5):
+            at = X[i] if mirror == "joint" else W[i] @ U
+            S[i] += (U - U.mean(0)) @ torch.func.grad(lambda x, i=i: validation_loss(small, i, x))(at)
+        W = torch.stack([saturating(row) for row in S])
+        X = W @ U
+    ours = play(method, small, 3)
+    torch.testing.assert_close(ours.sums[0], S)
+    torch.testing.assert_close(ours.W, W)
+    torch.testing.assert_close(ours.X, X)
+    present = replace(federation(small), ids=torch.tensor([0, 2, 3]))
+    after = method.round(present, ours, Draw.of(3).round(5))
+    assert torch.equal(after.sums[0][[1, 4]], ours.sums[0][[1, 4]])
+    assert torch.equal(after.W[0, [1, 4]], ours.W[0, [1, 4]])
+    torch.testing.assert_close(after.W.sum(1), torch.ones(5, dtype=WIDE))
 
 
 def test_the_slope_is_the_derivative_of_the_loss_of_the_mixture(small: Weighting) -> None:

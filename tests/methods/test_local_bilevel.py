@@ -59,7 +59,7 @@ def zero() -> Point:
 
 
 def triple(state: Any) -> list[Any]:
-    point = getattr(state, "point", state)
+    point = state.at if hasattr(state, "m_x") else state
     return [point.x.numpy(), point.y.numpy(), point.v.numpy()]
 
 
@@ -177,7 +177,7 @@ def test_fedbioacc_is_its_recursion() -> None:
         m = average([next_momentum(i, momenta[i], p, befores[i], last) for i in range(clients.m)])
     state = play(fedbioacc(**STEPS, local_steps=I, forget=c, decay=decay), problem, 2)
     assert_close(state, p)
-    for found, want in zip(state.momenta[:3], m, strict=True):
+    for found, want in zip((state.m_x, state.m_y, state.m_v), m, strict=True):
         np.testing.assert_allclose(found.numpy(), want, rtol=0.0, atol=1e-10)
 
 
@@ -223,7 +223,7 @@ def test_fedbioacc_rests_at_the_solution_and_local_steps_without_correction_do_n
     p = solution(problem.exact)
     method = fedbioacc(**STEPS, local_steps=3, forget=0.0, decay=None)
     state = method.init(problem, 4)
-    rest = play(method, problem, 3, state=state._replace(point=placed(state.point, p)))
+    rest = play(method, problem, 3, state=state._replace(at=placed(state.at, p)))
     assert_close(rest, p, 1e-9)
     plain = fedbio(**STEPS, local_steps=3)
     after = play(plain, problem, 3, state=placed(plain.init(problem, 4), p))
@@ -341,7 +341,7 @@ def test_every_kind_of_problem_is_solved(make: Callable[..., Method], kind: str)
     problem = CASES[kind]()
     steps = {"step": 0.2, "outer_step": 0.1, "batch": "all"} | ({} if make is fedmbo else {"local_steps": 2})
     state = play(make(**steps), problem, 3)
-    x = getattr(state, "point", state).x
+    x = (state.at if make is fedbioacc else state).x
     assert bool(torch.isfinite(x).all())
     assert not torch.equal(x, problem.start)
 

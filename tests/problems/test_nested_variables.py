@@ -69,9 +69,25 @@ def test_own_outer_variables_are_those_of_one_shared_matrix() -> None:
     other = coterie.fit(shared, coterie.methods.fednest(outer_step=0.2 * M, **STEPS), rounds=3, **RUN)
     torch.testing.assert_close(one.variables["x"], other.variables["x"], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(one.variables["y"], other.variables["y"], rtol=1e-10, atol=1e-12)
+    by_client = coterie.fit(own_x(), coterie.methods.fednest(outer_step=0.2, **STEPS), rounds=3, mode="sequential")
+    torch.testing.assert_close(one.variables["x"], by_client.variables["x"], rtol=1e-10, atol=1e-12)
     assert one.variables["x"].shape == (M, D)
     assert float(one.variables["x"].std(0).min()) > 1e-4  # they differ from client to client
     assert one.history[-1]["outer_loss"] == pytest.approx(other.history[-1]["outer_loss"], rel=1e-10)
+
+
+def test_soba_keeps_own_outer_variables_at_their_client() -> None:
+    shared = coterie.Nested(all_inner, all_outer).on(
+        shards("t"), shards("v"), x=torch.zeros(M, D), y=torch.zeros(P), **WIDE
+    )
+    one = coterie.fit(own_x(), coterie.methods.soba(step=0.1, outer_step=0.05), rounds=4, **RUN)
+    other = coterie.fit(shared, coterie.methods.soba(step=0.1, outer_step=0.05 * M), rounds=4, **RUN)
+    torch.testing.assert_close(one.variables["x"], other.variables["x"], rtol=1e-10, atol=1e-12)
+    assert float(one.variables["x"].abs().max()) > 1e-3
+    assert one.ledger.total.floats_up == 4 * M * 2 * P  # D_y and D_v
+    assert one.ledger.total.floats_down == 4 * M * 2 * P  # y and v
+    with pytest.raises(UsageError, match=r"give numbers for method\.step"):
+        coterie.fit(own_x(), coterie.methods.soba(), rounds=1)
 
 
 def test_own_outer_variables_never_leave_their_client() -> None:
@@ -179,12 +195,14 @@ def test_the_minimum_in_a_box_is_found() -> None:
         lambda x, y, b: 0.5 * (y - x).square().sum(), lambda x, y, b: 0.5 * (y - b.inputs[0]).square().sum()
     ).on(goals, x=torch.full((D,), 5.0), y=torch.zeros(D), x_set=Box(-0.1, 0.2), **WIDE)
     assert float(problem.start.max()) == pytest.approx(0.2)
+    best = torch.stack(goals).mean((0, 1)).clamp(-0.1, 0.2)
+    fit = coterie.fit(problem, coterie.methods.soba(step=1.0, outer_step=0.3), rounds=60, record=60, **RUN)
+    torch.testing.assert_close(fit.variables["x"], best, rtol=0.0, atol=1e-6)
     for name in ("fednest", "lfednest", "lfednest-nonalt", "lfednest-svrg"):
         make = getattr(coterie.methods, name.replace("-", "_"))
         method = make(step=1.0, local_steps=2, outer_step=0.8, outer_steps=2, lipschitz=1.0, terms=2, batch="all")
         fit = coterie.fit(problem, method, rounds=15 if name == "fednest" else 3, **RUN)
         if name == "fednest":
-            best = torch.stack(goals).mean((0, 1)).clamp(-0.1, 0.2)
             torch.testing.assert_close(fit.variables["x"], best, rtol=0.0, atol=1e-6)
         assert float(fit.variables["x"].max()) <= 0.2 + 1e-12
         assert float(fit.variables["x"].min()) >= -0.1 - 1e-12

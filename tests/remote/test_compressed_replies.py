@@ -10,6 +10,7 @@ import torch
 from networks import Broken, network, nodes
 from test_conformance import recorded
 from test_every_engine import NETWORKS
+from test_grouped import InGroups, in_groups
 from test_own import net, rows
 from test_own import nodes as own_nodes
 
@@ -137,6 +138,18 @@ def test_a_node_that_is_killed_adds_the_same_residuals_again(tmp_path: Path) -> 
     calm, killed = (run_rounds(assemble(config, net_), None) for net_ in (network(), restarting(tmp_path, 3)))
     assert killed.events == []
     assert torch.equal(calm.view.model, killed.view.model)
+
+
+def test_an_actor_of_ray_that_is_lost_gets_its_residuals_back() -> None:
+    made: list[InGroups] = []
+    config = config_for("fedavg", "top-k", chunk=2).with_run(engine="ray")
+    whole = run_rounds(assemble(config, in_groups()), None)
+    parts = assemble(config, in_groups(made))
+    made[0].losses = [1, 0]
+    broken = run_rounds(parts, None)
+    assert made[0].losses == []
+    assert broken.events == []
+    assert torch.equal(whole.view.model, broken.view.model)
 
 
 def test_a_node_that_lost_its_folder_begins_anew_and_is_named() -> None:

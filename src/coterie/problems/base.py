@@ -94,7 +94,11 @@ class Task(Oracles):
 
     model: Any
     classes: int | None = None
-    quadratic: bool = False
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether every loss is quadratic in θ, so that its curvature is the same everywhere."""
+        return False
 
     @property
     def models(self) -> Sequence[Any]:

@@ -7,7 +7,7 @@ from coterie.reproduce.study import Budget, Column, Curve, Row, Settings, Study,
 STEPS: dict[str, Any] = {"method.step": 0.05, "method.local_steps": 10, "method.batch": 50}
 SELDOM = {"run.record": 40, "run.checkpoint": 200}  # as often as local-svrg, whose round has 41 exchanges
 OWN: dict[str, dict[str, Any]] = {
-    "bilevel": {"method.outer_step": 0.025},
+    "bilevel": {"method.outer_step": 0.025, "method.cap": 1 / 3},
     "local-train": {**STEPS, "method.refresh": 0.02, **SELDOM},
     "local-svrg": {},
     "fedavg": {**STEPS, **SELDOM},
@@ -95,6 +95,7 @@ def _table(
 
 ROUNDS = {"bilevel": 16, "local-train": 60, "local-svrg": 22, "ditto": 880, "pfedme": 150}
 UNEQUAL: dict[str, dict[str, Any]] = {
+    "bilevel": {"method.cap": 1 / 3},
     "local-train": {"method.step": 0.05, "method.local_steps": 50, "method.batch": 50, "method.refresh": 0.02},
     "ditto": {"run.record": 20, "run.checkpoint": 100},
     "pfedme": {"method.penalty": 5.0, "run.record": 5, "run.checkpoint": 50},

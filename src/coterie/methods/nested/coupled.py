@@ -8,13 +8,13 @@ mean of local inverses is not. Papers that write u = −v mean the same: all sig
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation import Shard
-from coterie.methods.base import Draw, View
+from coterie.methods.base import Draw, Federation
 from coterie.methods.nested import works
+from coterie.methods.nested.steps import Curvature, StepRule, indirect
 from coterie.numerics import project_ball
 from coterie.problems.nested import NestedProblem
 
@@ -22,24 +22,59 @@ Triple = tuple[Tensor, Tensor, Tensor]
 """x, y and v, or something of each: a direction, a momentum."""
 
 
+SHARE = 0.5
+"""The part of the steps of one common step that local steps take: a client's own curvature may be above the mean's."""
+
+
 class CoupledState(NamedTuple):
-    """Outer x, inner y and v of the linear system; v is empty where there is no indirect term, y on one level."""
+    """Outer x, inner y and v of the linear system, the kind of problem, and the estimates for the steps.
+
+    v is empty where there is no indirect term, y on one level.
+    """
 
     x: Tensor
     y: Tensor
     v: Tensor
+    kind: str
+    curvature: Curvature
+
+    @property
+    def point(self) -> Triple:
+        """(x, y, v)."""
+        return self.x, self.y, self.v
+
+    def at(self, point: Triple, curvature: Curvature) -> "CoupledState":
+        """The state at another point."""
+        return CoupledState(*point, self.kind, curvature)
 
 
 def start_coupled(problem: NestedProblem) -> CoupledState:
     """The start of a nested problem, with v = 0."""
-    y = problem.inner_start
-    indirect = problem.task.kind in ("bilevel", "compositional")
-    return CoupledState(problem.start, y, torch.zeros_like(y) if indirect else y.new_zeros(0))
+    y, kind = problem.inner_start, problem.task.kind
+    return CoupledState(problem.start, y, indirect(kind, y), kind, Curvature())
 
 
-def view_coupled(s: CoupledState) -> View:
-    """x is the model, y the inner variable."""
-    return View(s.x, inner=s.y if len(s.y) else None)
+class CoupledRule(NamedTuple):
+    """The steps of x, y and v: given, or by the curvatures of steps.py.
+
+    Args:
+        rule: η and γ; inner_steps is 1, because y and v move as often as x.
+        system_step: τ; γ if it is not given.
+    """
+
+    rule: StepRule
+    system_step: float | None
+
+    @staticmethod
+    def of(step: float | str, outer_step: float | str, system_step: float | None) -> "CoupledRule":
+        """Steps for local updates."""
+        return CoupledRule(StepRule(step, outer_step, share=SHARE), system_step)
+
+    def sizes(self, fed: Federation, s: CoupledState) -> tuple[tuple[float, float, float], Curvature]:
+        """The steps of x, y and v, and the estimates that they follow."""
+        curvature = self.rule.estimated(fed, s)
+        rho, gamma = self.rule.sizes(curvature)
+        return (gamma, rho, self.system_step or rho), curvature
 
 
 def directions(shard: Shard, point: Triple, batch: int | str, draw: Draw) -> Triple:

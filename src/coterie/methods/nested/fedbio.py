@@ -19,7 +19,8 @@ from typing import Any
 
 from coterie.federation import Shard, Static, Tree, moved_from, work
 from coterie.methods.base import Draw, Federation, Method, validated
-from coterie.methods.nested.coupled import CoupledState, Triple, directions, moved, start_coupled, view_coupled
+from coterie.methods.nested.coupled import CoupledRule, CoupledState, Triple, directions, moved, start_coupled
+from coterie.methods.nested.steps import Step
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Count, Positive
 
@@ -30,16 +31,16 @@ def coupled_steps(shard: Shard, shared: Tree, private: Tree, static: Static, dra
     point: Triple = shared
     for i in range(static.steps):
         along = directions(shard, point, static.batch, draw.step(i))
-        point = moved(point, along, (static.outer_step, static.step, static.system_step), static.radius)
+        point = moved(point, along, static.sizes, static.radius)
     return point
 
 
 @validated
 def fedbio(
     *,
-    step: Positive = 0.1,
-    system_step: Positive = 0.1,
-    outer_step: Positive = 0.05,
+    step: Step = "auto",
+    system_step: Positive | None = None,
+    outer_step: Step = "auto",
     local_steps: Count = 5,
     radius: Positive | None = None,
     batch: BatchSize = 64,
@@ -50,10 +51,12 @@ def fedbio(
 
     Cost: 1 round per call of round; d_x + 2 d_y numbers up and down per client.
 
+    Steps "auto" take at most 80 exchanges more, in the first round.
+
     Args:
-        step: γ, step size of the inner variable
-        system_step: τ, step size of the linear system's variable
-        outer_step: η, step size of the outer variable
+        step: γ, step size of the inner variable; "auto" takes half the inverse of its curvature
+        system_step: τ, step size of the linear system's variable; that of the inner variable if not set
+        outer_step: η, step size of the outer variable; "auto" follows the curvature of the outer objective
         local_steps: I, local steps between two averages
         radius: r, largest norm of the linear system's variable; no limit if not set
 
@@ -68,13 +71,15 @@ def fedbio(
         >>> round(float(fit.variables["x"]), 2), fit.history[-1]["communication"]["rounds"]
         (2.0, 40)
     """
-    settings: dict[str, Any] = {"step": step, "system_step": system_step, "outer_step": outer_step}
-    settings |= {"steps": local_steps, "radius": radius, "batch": batch}
+    rule = CoupledRule.of(step, outer_step, system_step)
+    settings: dict[str, Any] = {"steps": local_steps, "radius": radius, "batch": batch}
 
     def init(problem: NestedProblem, n: int) -> CoupledState:
         return start_coupled(problem)
 
     def round(fed: Federation, s: CoupledState, draw: Draw) -> CoupledState:
-        return CoupledState(*fed.mean(coupled_steps, tuple(s), draw=draw.phase("local"), **settings))
+        sizes, curvature = rule.sizes(fed, s)
+        point = fed.mean(coupled_steps, s.point, draw=draw.phase("local"), sizes=sizes, **settings)
+        return s.at(point, curvature)
 
-    return Method("fedbio", init, round, view_coupled, needs=frozenset({"nested"}))
+    return Method("fedbio", init, round, rule.rule.view, needs=frozenset({"nested"}))

@@ -22,10 +22,12 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from coterie.federation import RESULT, Memory, Shard, Static, Tree, moved_from, work
 from coterie.methods.base import Draw, Federation, Method, View, validated
-from coterie.methods.nested.coupled import CoupledState, Triple, directions, moved, start_coupled, view_coupled
+from coterie.methods.nested.coupled import CoupledRule, CoupledState, Triple, directions, moved, start_coupled
+from coterie.methods.nested.steps import Step
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Count, Positive
 
@@ -35,8 +37,10 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class FedBiOAccState(NamedTuple):
     """The common point, its momenta, what the clients remember of the step before it (point, momenta), and t."""
 
-    point: CoupledState
-    momenta: CoupledState
+    at: CoupledState
+    m_x: Tensor
+    m_y: Tensor
+    m_v: Tensor
     last: Memory
     t: int
 
@@ -57,12 +61,11 @@ def momentum_steps(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     """I steps along the momenta; the client remembers where the last one began, and its momenta there."""
     point, m = shared[:3], shared[3:]
     before = point
-    sizes = (static.outer_step, static.step, static.system_step)
     for i in range(static.steps):
         if i:
             m = recursive(shard, point, before, m, static, static.t + i - 1, draw.step(i))
         before, a = point, alpha(static.t + i, static.decay)
-        point = moved(point, m, [a * size for size in sizes], static.radius)
+        point = moved(point, m, [a * size for size in static.sizes], static.radius)
     return point, (*before, *m)
 
 
@@ -83,9 +86,9 @@ def recursive(shard: Shard, now: Triple, before: Triple, momenta: Triple, static
 @validated
 def fedbioacc(
     *,
-    step: Positive = 0.1,
-    system_step: Positive = 0.1,
-    outer_step: Positive = 0.05,
+    step: Step = "auto",
+    system_step: Positive | None = None,
+    outer_step: Step = "auto",
     local_steps: Count = 5,
     forget: Fraction = 0.1,
     decay: Positive | None = 1000.0,
@@ -98,10 +101,12 @@ def fedbioacc(
 
     Cost: 2 rounds per call of round, one more in the first; 2 (d_x + 2 d_y) numbers up per client.
 
+    Steps "auto" take at most 80 exchanges more, in the first round.
+
     Args:
-        step: γ, step size of the inner variable
-        system_step: τ, step size of the linear system's variable
-        outer_step: η, step size of the outer variable
+        step: γ, step size of the inner variable; "auto" takes half the inverse of its curvature
+        system_step: τ, step size of the linear system's variable; that of the inner variable if not set
+        outer_step: η, step size of the outer variable; "auto" follows the curvature of the outer objective
         local_steps: I, local steps between two averages
         forget: c, share of the momentum that is replaced by the new direction per step; 0 corrects local steps fully
         decay: t_0, local steps after which α has fallen to 0.79, then as t^(−1/3); constant steps if null
@@ -112,25 +117,27 @@ def fedbioacc(
         >>> fedbioacc().name
         'fedbioacc'
     """
-    settings: dict[str, Any] = {"step": step, "system_step": system_step, "outer_step": outer_step}
-    settings |= {"forget": forget, "decay": decay, "radius": radius, "batch": batch, "steps": local_steps}
+    rule = CoupledRule.of(step, outer_step, system_step)
+    settings: dict[str, Any] = {"forget": forget, "decay": decay, "radius": radius, "batch": batch}
+    settings |= {"steps": local_steps}
 
     def init(problem: NestedProblem, n: int) -> FedBiOAccState:
-        point = start_coupled(problem)
-        none = CoupledState(*map(torch.zeros_like, point))
-        return FedBiOAccState(point, none, Memory.start((*point, *none), n), 0)
+        at = start_coupled(problem)
+        none = tuple(map(torch.zeros_like, at.point))
+        return FedBiOAccState(at, *none, Memory.start((*at.point, *none), n), 0)
 
     def round(fed: Federation, s: FedBiOAccState, draw: Draw) -> FedBiOAccState:
-        m: Triple = s.momenta
+        sizes, curvature = rule.sizes(fed, s.at)
+        m: Triple = (s.m_x, s.m_y, s.m_v)
         if s.t == 0:
-            m = fed.mean(first_directions, tuple(s.point), draw=draw.phase("first"), batch=batch)
-        shared = (*s.point, *m)
-        point, last = fed.mean(momentum_steps, shared, memory=s.last, draw=draw.phase("local"), t=s.t, **settings)
+            m = fed.mean(first_directions, s.at.point, draw=draw.phase("first"), batch=batch)
+        local: dict[str, Any] = {"sizes": sizes, "t": s.t, **settings}
+        point, last = fed.mean(momentum_steps, (*s.at.point, *m), memory=s.last, draw=draw.phase("local"), **local)
         end = s.t + local_steps
-        m, last = fed.mean(momenta_at_mean, point, memory=last, draw=draw.phase("momenta"), t=end - 1, **settings)
-        return FedBiOAccState(CoupledState(*point), CoupledState(*m), last, end)
+        m, last = fed.mean(momenta_at_mean, point, memory=last, draw=draw.phase("momenta"), **{**local, "t": end - 1})
+        return FedBiOAccState(s.at.at(point, curvature), *m, last, end)
 
     def view(s: FedBiOAccState) -> View:
-        return view_coupled(s.point)
+        return rule.rule.view(s.at)
 
     return Method("fedbioacc", init, round, view, needs=frozenset({"nested"}))

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, validated
-from coterie.methods.nested.coupled import CoupledState, directions, moved, start_coupled, view_coupled
+from coterie.methods.nested.coupled import CoupledRule, CoupledState, directions, moved, start_coupled
 from coterie.methods.nested.phases import StepCounts, check_paces
+from coterie.methods.nested.steps import Step
 from coterie.methods.nested.works import pace, within
 from coterie.problems.nested import NestedProblem
 from coterie.settings import BatchSize, Positive, Probability
@@ -56,9 +57,9 @@ def masses(decay: float, steps: int, like: Tensor) -> Tensor:
 @validated
 def simfbo(
     *,
-    step: Positive = 0.1,
-    system_step: Positive = 0.1,
-    outer_step: Positive = 0.05,
+    step: Step = "auto",
+    system_step: Positive | None = None,
+    outer_step: Step = "auto",
     server_step: Positive | None = None,
     server_system_step: Positive | None = None,
     server_outer_step: Positive | None = None,
@@ -75,10 +76,12 @@ def simfbo(
 
     Cost: 1 round per call of round; d_x + 2 d_y numbers up and down per client.
 
+    Steps "auto" take at most 80 exchanges more, in the first round.
+
     Args:
-        step: η_y, local step size of the inner variable
-        system_step: η_v, local step size of the linear system's variable
-        outer_step: η_x, local step size of the outer variable
+        step: η_y, local step size of the inner variable; "auto" takes half the inverse of its curvature
+        system_step: η_v, local step size of the linear system's variable; that of the inner variable if not set
+        outer_step: η_x, local step size of the outer variable; "auto" follows the curvature of the outer objective
         server_step: γ_y, step size of the server for the inner variable; the local one if not set
         server_system_step: γ_v, step size of the server for the linear system's variable; the local one if not set
         server_outer_step: γ_x, step size of the server for the outer variable; the local one if not set
@@ -98,9 +101,9 @@ def simfbo(
         >>> round(float(fit.variables["x"]), 2), fit.history[-1]["communication"]["rounds"]
         (2.0, 40)
     """
-    sizes = (outer_step, step, system_step)
-    server = (server_outer_step or outer_step, server_step or step, server_system_step or system_step)
-    settings: dict[str, Any] = {"sizes": sizes, "decay": decay, "normalise": normalise, "batch": batch}
+    rule = CoupledRule.of(step, outer_step, system_step)
+    server = (server_outer_step, server_step, server_system_step)
+    settings: dict[str, Any] = {"decay": decay, "normalise": normalise, "batch": batch}
 
     def init(problem: NestedProblem, n: int) -> CoupledState:
         check_paces(n, local_steps)
@@ -108,13 +111,16 @@ def simfbo(
 
     def round(fed: Federation, s: CoupledState, draw: Draw) -> CoupledState:
         tau, steps = pace(local_steps, s.x)
-        q = fed.mean(weighted_directions, (*s, tau), draw=draw.phase("local"), steps=steps, **settings)
+        sizes, curvature = rule.sizes(fed, s)
+        local = {"steps": steps, "sizes": sizes, **settings}
+        q = fed.mean(weighted_directions, (*s.point, tau), draw=draw.phase("local"), **local)
         factor = mean_mass(fed) if normalise else 1.0
-        return CoupledState(*moved(s, q, [factor * gamma for gamma in server], radius))
+        gammas = [factor * (gamma or eta) for gamma, eta in zip(server, sizes, strict=True)]
+        return s.at(moved(s.point, q, gammas, radius), curvature)
 
     def mean_mass(fed: Federation) -> float:
         """The mean of ‖a_i‖₁ over the clients of the round."""
         counts = [local_steps] if isinstance(local_steps, int) else [local_steps[k] for k in fed.ids.tolist()]
         return sum(decay**k for count in counts for k in range(count)) / len(counts)
 
-    return Method("simfbo", init, round, view_coupled, needs=frozenset({"nested"}))
+    return Method("simfbo", init, round, rule.rule.view, needs=frozenset({"nested"}))

@@ -9,24 +9,32 @@ rows it is the centralised algorithm with full batches.
 
 Deviations: the clients' means weigh every client alike, whatever its rows. The paper's decreasing steps are schedules
 (step = "power(0.1)"); the default is a constant step, which is exact with all clients and all rows. Minimax problems
-have no v, single-level ones no y.
+have no v, single-level ones no y. Beyond the paper: steps are projected where a variable has a set, and x may be the
+clients' own: client i then moves its x_i along its own D_x, which is m times the derivative by x_i, and uploads D_y and
+D_v alone.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from coterie.errors import UsageError
+from coterie.federation import Memory
 from coterie.methods.base import Draw, Federation, Method, validated
+from coterie.methods.nested.phases import supporting
 from coterie.methods.nested.steps import Curvature, Step, StepRule, indirect
-from coterie.methods.nested.works import joint_directions
-from coterie.problems.nested import NestedProblem
+from coterie.methods.nested.works import joint_directions, own_directions
+from coterie.problems.nested import OWN_X, SETS, NestedProblem
 from coterie.settings import BatchSize
 
 
 class SobaState(NamedTuple):
-    """Outer x, inner y, the solution v of the linear system, the kind of problem, and the estimates for the steps."""
+    """Outer x, inner y, the solution v of the linear system, the kind of problem, and the estimates for the steps.
 
-    x: Tensor
+    x is a memory where every client has its own.
+    """
+
+    x: Any
     y: Tensor
     v: Tensor
     kind: str
@@ -60,13 +68,26 @@ def soba(*, step: Step = "auto", outer_step: Step = "auto", batch: BatchSize = "
     rule = StepRule(step, outer_step)
 
     def init(problem: NestedProblem, n: int) -> SobaState:
-        y, kind = problem.inner_start, problem.task.kind
-        return SobaState(problem.start, y, indirect(kind, y), kind, Curvature())
+        y, kind, own = problem.inner_start, problem.task.kind, problem.task.own == "x"
+        if own and "auto" in (step, outer_step):
+            raise UsageError(
+                "soba cannot estimate its steps where x stays at every client; give numbers for method.step and "
+                "method.outer_step."
+            )
+        x = Memory.start(problem.start, n) if own else problem.start
+        return SobaState(x, y, indirect(kind, y), kind, Curvature())
 
     def round(fed: Federation, s: SobaState, draw: Draw) -> SobaState:
         curvature = rule.estimated(fed, s)
         rho, gamma = rule.sizes(curvature)
-        d_y, d_v, d_x = fed.mean(joint_directions, (s.x, s.y, s.v), draw=draw.phase("directions"), batch=batch)
-        return SobaState(s.x - gamma * d_x, s.y - rho * d_y, s.v - rho * d_v, s.kind, curvature)
+        at, x, y = draw.phase("directions"), fed.task.x, fed.task.y
+        if isinstance(s.x, Memory):
+            own: dict[str, Any] = {"memory": s.x, "outer_step": gamma, "batch": batch}
+            (d_y, d_v), moved = fed.mean(own_directions, (None, s.y, s.v), draw=at, **own)
+        else:
+            d_y, d_v, d_x = fed.mean(joint_directions, (s.x, s.y, s.v), draw=at, batch=batch)
+            moved = x.project(s.x - gamma * d_x)
+        return SobaState(moved, y.project(s.y - rho * d_y), s.v - rho * d_v, s.kind, curvature)
 
-    return Method("soba", init, round, rule.view, needs=frozenset({"nested"}))
+    supports = supporting(SETS, OWN_X)
+    return Method("soba", init, round, rule.view, needs=frozenset({"nested"}), alternatives=supports)

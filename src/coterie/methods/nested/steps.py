@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from coterie.errors import RunError
-from coterie.methods.base import Draw, Federation, View
+from coterie.methods.base import Draw, Federation, View, personal_models
 from coterie.methods.nested.works import hessian_product, joint_directions
 from coterie.numerics import conjugate_gradients
 from coterie.numerics.spectrum import extreme_eigenvalues
@@ -122,7 +122,7 @@ class StepRule(NamedTuple):
 
     def view(self, s: Iterate) -> View:
         """x is the model, y the inner variable; the record has the steps that were chosen."""
-        return View(s.x, inner=s.y if len(s.y) else None, more=self.record(s.curvature))
+        return View(personal_models(s.x), inner=s.y if len(s.y) else None, more=self.record(s.curvature))
 
 
 class Oracle(NamedTuple):

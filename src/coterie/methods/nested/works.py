@@ -220,6 +220,14 @@ def joint_directions(shard: Shard, shared: Tree, private: Tree, static: Static, 
     return directions(shard, x, y, v, static.batch, draw)
 
 
+@work("nested/own-directions", update=RESULT)
+def own_directions(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
+    """(D_y, D_v) at the client's own x_i, which moves to Π(x_i − γ D_x) and is remembered."""
+    _, y, v = shared
+    d_y, d_v, d_x = directions(shard, private, y, v, static.batch, draw)
+    return (d_y, d_v), shard.task.x.project(private - static.outer_step * d_x)
+
+
 def _inner_difference(shard: Shard, x: Tensor, y_i: Tensor, y: Tensor, batch: Batch) -> Tensor:
     """∇_y g_i(x, y_i; ζ) − ∇_y g_i(x, y; ζ)."""
     if len(y) < len(x):  # then much of g may depend on x alone: under vmap over the two points that is done once

@@ -46,13 +46,15 @@ def saturating(sums: Tensor) -> Tensor:
     """Weights by the logistic link.
 
     Args:
-        sums: S_k, the slopes ∂F/∂w_k summed over all steps, per client; where all are equal, so are the weights.
+        sums: S_k, the slopes ∂F/∂w_k summed over all steps, per client, or rows of them; where all are equal, so are
+            the weights.
 
     Example:
         >>> saturating(torch.tensor([0.0, 1.0, 9.0, 10.0])).round(decimals=3)
         tensor([0.5000, 0.5000, 0.0000, 0.0000])
     """
-    spread = sums.amax() - sums.amin()
-    u = (sums - sums.amin()) / torch.where(spread > 0.0, spread, 1.0)
+    least = sums.amin(-1, keepdim=True)
+    spread = sums.amax(-1, keepdim=True) - least
+    u = (sums - least) / torch.where(spread > 0.0, spread, 1.0)
     w = torch.sigmoid((MIDDLE - u) / SOFTNESS)
-    return w / w.sum()
+    return w / w.sum(-1, keepdim=True)

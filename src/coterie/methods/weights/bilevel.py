@@ -8,6 +8,14 @@ per outer step: 2 (1 + ⌈T/τ⌉) + 1, and 2 more where the outputs of Local-SV
 cost no round where the server holds its rows. `tie` adds the penalty of methods/shared/ties.py to ∂F, also in the
 record.
 
+Defaults: γ = 0.05 for the model and 5e-4 for the system, τ = 10, q = 0.02, T = five passes and η = 0.02 are the
+paper's, for networks. Where the loss is quadratic, settings that are not set follow the curvature L and the condition κ
+of the clients' losses, estimated in one exchange before the first step: γ = 1/(2L) for both solves, τ = 1 (local steps
+of clients that differ would leave a bias), q = 1, T = 4κ between 20 and 100, and η by spectral steps (spectral.py).
+
+The cap b is not set by default, so that the problem is that of the other methods, w on the whole simplex; the paper's
+experiments have b = 1/3.
+
 Theorem 4 lets the inner solves grow with the outer step s (`schedule = "theorem"`), with A for its constants:
 
     τ = 1:  T_s = ln(A (s+1)²/γ) / (γμ)          τ > 1:  M_s = max{1/γ, (s+1) √A},  γ_s = 1/M_s,  T_s = M_s ln(M_s³)/μ
@@ -23,32 +31,41 @@ from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs, solve
+from coterie.methods.shared.curvature import Curvatures, curvatures
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
+from coterie.methods.weights.spectral import Spectral, advance, spectral
 from coterie.numerics import project_capped_simplex, uniform
 from coterie.settings import Count, NonNegative, Positive, Probability
 
+OUTER_STEP = 0.02
+
 
 class Hypergradient(NamedTuple):
-    """∂F/∂w_k per client (0 without a reply), the model it belongs to, and the distance to the target
-    Σ_k (L_0 − L_k)² at that model."""
+    """∂F/∂w_k per client (0 without a reply), the model it belongs to, the distance to the target Σ_k (L_0 − L_k)² and
+    L_0 at that model, and whether every client replied."""
 
     theta: Tensor
     gradient: Tensor
     distance: Tensor
+    loss: Tensor
+    complete: bool
 
 
 class BilevelState(NamedTuple):
     """θ [d], w [K], the last hypergradient [K], G: the largest statistical distance (eq. 9) met so far, the gradient
-    mapping of the last step, outer steps taken, and the iterate (θ, w) drawn from all of them, where one is."""
+    mapping of the last step, outer steps taken, the iterate (θ, w) drawn from all of them, where one is, the curvature
+    of quadratic losses, and the last good weights of spectral steps."""
 
     theta: Tensor
     w: Tensor
     gradient: Tensor
     G: Tensor
-    mapping: Tensor = torch.zeros(())
-    steps: int = 0
-    kept: tuple[Tensor, ...] = ()
+    mapping: Tensor
+    steps: int
+    kept: tuple[Tensor, ...]
+    curvature: Curvatures
+    spectral: Spectral
 
 
 @work("bilevel/merit", update=RESULT, whole_pass=True)
@@ -68,7 +85,7 @@ def hypergradient(
     h = solve(fed, "system", goal, w, system, draw.phase("system"), constants=(theta, goal))
     (gradient, losses), ids = fed.gather(merit, (theta, h), draw=draw.phase("merit"))
     everyone = torch.zeros_like(w).index_copy(0, ids, gradient)
-    return Hypergradient(theta, everyone, (losses - loss).square().sum().sqrt())
+    return Hypergradient(theta, everyone, (losses - loss).square().sum().sqrt(), loss, len(ids) == fed.n)
 
 
 def record(gradient: Tensor, G: Tensor, mapping: Tensor) -> dict[str, Any]:
@@ -100,17 +117,46 @@ def check_schedule(schedule: str, convexity: float) -> None:
         )
 
 
+class InnerSolves(NamedTuple):
+    """The settings of both Local-SVRG solves, None where they are not set; γ of the system apart."""
+
+    step: float | None
+    system_step: float | None
+    local_steps: int | None
+    steps: int | None
+    batch: int
+    refresh: float | None
+    average: bool
+    convexity: float
+
+    def curvature(self, fed: Federation, theta: Tensor, known: Curvatures) -> Curvatures:
+        """The estimates, where the loss is quadratic and a setting follows them; else zeros."""
+        unset = None in (self.step, self.system_step, self.steps)
+        return curvatures(fed, theta) if fed.task.quadratic and unset and not known.largest else known
+
+    def of_model_and_system(self, fed: Federation, c: Curvatures) -> tuple[SVRGSteps, SVRGSteps]:
+        """The settings of the two solves."""
+        quadratic = fed.task.quadratic
+        tau = self.local_steps or (1 if quadratic else 10)
+        q = self.refresh or (1.0 if quadratic else 0.02)
+        known = c.largest > 0.0
+        T = self.steps or (min(100, max(20, round(4 * c.condition))) if known else five_epochs(fed, self.batch))
+        slow = 1.0 / (2.0 * c.largest) if known else None
+        model = SVRGSteps(self.step or slow or 0.05, tau, q, T, self.batch, self.average, self.convexity)
+        return model, model._replace(step=self.system_step or slow or 5e-4)
+
+
 @validated
 def bilevel(
     *,
-    step: Positive = 0.05,
-    system_step: Positive = 5e-4,
-    outer_step: Positive = 0.02,
-    local_steps: Count = 10,
+    step: Positive | None = None,
+    system_step: Positive | None = None,
+    outer_step: Positive | None = None,
+    local_steps: Count | None = None,
     steps: Count | None = None,
     batch: Count = 50,
-    refresh: Probability = 0.02,
-    cap: Probability = 1 / 3,
+    refresh: Probability | None = None,
+    cap: Probability = 1.0,
     average: bool = False,
     convexity: NonNegative = 0.0,
     schedule: Literal["fixed", "theorem"] = "fixed",
@@ -125,13 +171,17 @@ def bilevel(
     Cost: 2(1 + ⌈T/τ⌉) + 1 rounds per call of round (2 more with average), and 1 exchange with the target.
 
     Args:
-        system_step: step size of Local-SVRG for the linear system that gives h
-        outer_step: η, step size of the projected descent on the weights
-        local_steps: τ, local steps between two averages
-        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set
+        step: γ, step size of the model; 0.05 if not set, for quadratic losses half the inverse of their curvature
+        system_step: step size of Local-SVRG for the linear system that gives h; 5e-4 if not set, for quadratic losses
+            that of the model
+        outer_step: η, step size of the projected descent on the weights; 0.02 if not set, spectral steps for quadratic
+            losses where all clients reply
+        local_steps: τ, local steps between two averages; 10 if not set, 1 for quadratic losses
+        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set, for quadratic
+            losses four times their condition number
         batch: rows per corrected gradient
-        refresh: q, probability per step that a client renews its anchor
-        cap: b, largest weight of one client
+        refresh: q, probability per step that a client renews its anchor; 0.02 if not set, 1 for quadratic losses
+        cap: b, largest weight of one client; 1 leaves the weights on the whole simplex, as the other methods do
         average: return the weighted average of Local-SVRG's iterates instead of the last one
         schedule: theorem lets T and γ of the inner solves change from outer step to outer step as Theorem 4 has it
         constant: A, the constants of that theorem together
@@ -144,38 +194,56 @@ def bilevel(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
-        >>> method = coterie.methods.bilevel(steps=10, batch=4, cap=1.0, outer_step=0.1)
+        >>> svrg = {"steps": 10, "local_steps": 10, "batch": 4, "step": 0.05, "system_step": 0.05}
+        >>> method = coterie.methods.bilevel(**svrg, outer_step=0.1)
         >>> fit = coterie.fit(problem, method, rounds=2, mode="vmap")
         >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
         (True, 10)
     """
 
     check_schedule(schedule, convexity)
+    solves = InnerSolves(step, system_step, local_steps, steps, batch, refresh, average, convexity)
 
     def init(problem: Problem, n: int) -> BilevelState:
         check_cap(cap, n)
         w, none = uniform(n, like=problem.start), problem.start.new_zeros(())
         kept = (problem.start, w) if output == "random" else ()
-        return BilevelState(problem.start, w, torch.zeros_like(w), none, none, 0, kept)
+        return BilevelState(problem.start, w, torch.zeros_like(w), none, none, 0, kept, Curvatures(), spectral(w))
+
+    def project(w: Tensor) -> Tensor:
+        return project_capped_simplex(w, cap)
+
+    def moved(
+        fed: Federation, s: BilevelState, found: Hypergradient, gradient: Tensor
+    ) -> tuple[Tensor, Spectral, bool]:
+        """The next weights, the state of spectral steps, and whether the last weights were good."""
+        if outer_step is None and fed.task.quadratic and found.complete:
+            value = found.loss + 0.5 * tie * (s.w - 1.0 / fed.n).square().sum()
+            after, w, good = advance(s.spectral, s.w, gradient, value, project)
+            return w, after, good
+        w = project(s.w - (outer_step or OUTER_STEP) * gradient)
+        return w, spectral(w), True
 
     def round(fed: Federation, s: BilevelState, draw: Draw) -> BilevelState:
-        T = steps or five_epochs(fed, batch)
-        model = SVRGSteps(step, local_steps, refresh, T, batch, average, convexity)
-        system = model._replace(step=system_step)
+        curvature = solves.curvature(fed, s.theta, s.curvature)
+        model, system = solves.of_model_and_system(fed, curvature)
         if schedule == "theorem":
             model, system = (grown(solver, s.steps, 2, constant) for solver in (model, system))
         found = hypergradient(fed, s.theta, s.w, model, system, draw)
         gradient = tied(found.gradient, s.w, tie)
-        w = project_capped_simplex(s.w - outer_step * gradient, cap)
-        mapping = (s.w - w).norm() / outer_step
+        w, after, good = moved(fed, s, found, gradient)
+        eta = outer_step or after.step or OUTER_STEP
+        mapping = (s.w - project(s.w - eta * gradient)).norm() / eta
         kept = s.kept
         if kept:  # each of the iterates so far is the one that is kept with the same probability
             chosen = draw.phase("output").bernoulli(1.0 / (s.steps + 1))
             kept = tuple(torch.where(chosen, new, old) for new, old in zip((found.theta, s.w), kept, strict=True))
-        return BilevelState(found.theta, w, gradient, torch.maximum(s.G, found.distance), mapping, s.steps + 1, kept)
+        G = torch.maximum(s.G, found.distance)
+        theta = found.theta if good else s.theta
+        return BilevelState(theta, w, gradient, G, mapping, s.steps + 1, kept, curvature, after)
 
     def view(s: BilevelState) -> View:
-        theta, w = s.kept or (s.theta, s.w)
+        theta, w = s.kept or (s.theta, s.spectral.w if s.spectral.count else s.w)
         return View(theta, w, more=record(s.gradient, s.G, s.mapping))
 
     return Method("bilevel", init, round, view, needs=CURVATURE_AND_TARGET)

@@ -45,7 +45,7 @@ def bilevel_accelerated(
     steps: Count | None = None,
     batch: Count = 50,
     refresh: Probability = 0.02,
-    cap: Probability = 1 / 3,
+    cap: Probability = 1.0,
     average: bool = False,
     convexity: NonNegative = 0.0,
     schedule: Literal["fixed", "theorem"] = "fixed",
@@ -65,7 +65,7 @@ def bilevel_accelerated(
         steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set
         batch: rows per corrected gradient
         refresh: q, probability per step that a client renews its anchor
-        cap: b, largest weight of one client
+        cap: b, largest weight of one client; 1 leaves the weights on the whole simplex, as the other methods do
         average: return the weighted average of Local-SVRG's iterates instead of the last one
         schedule: theorem lets T and γ of the inner solves change from outer step to outer step as Theorem 3 has it
         constant: A, the constants of that theorem together

@@ -14,6 +14,9 @@ joint   ∇L_i is taken at x_i, where the local steps start, and sent along with
 trial   ∇L_i at the trial mixtures themselves: one exchange more for each of `mirror_steps`
 off     W stays as it starts: `own` is local training, `uniform` one averaged model for all, `groups` the known friends
 
+`link = "logistic"` takes weights that saturate in the sums of all slopes instead of mirror steps
+(methods/shared/ties.py): friends that are nearly as good as the best then have nearly equal weights.
+
 With a partial active set the rows of absent targets and their models stay; the others move weight among active clients.
 A target that holds no weight of any active client continues from its own local steps.
 """
@@ -26,17 +29,20 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Each, Shard, Static, Tree, moved_from, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, known, validated
+from coterie.methods.shared.ties import saturating
 from coterie.methods.shared.works import goal_rows, gradient_on, local_sgd
 from coterie.numerics import entropic_step
 from coterie.settings import BatchSize, Count, Positive
 
 
 class CollaborateState(NamedTuple):
-    """Personal models [K, d], weights [K, K] (row i is target i's), and Σ max|∂φ_i|² by target, [K]."""
+    """Personal models [K, d], weights [K, K] (row i is target i's), Σ max|∂φ_i|² by target, [K], and the sums of all
+    slopes [K, K] where the link is logistic."""
 
     X: Tensor
     W: Tensor
     reach: Tensor
+    sums: tuple[Tensor, ...] = ()
 
 
 @work("collaborate/validation-gradient", update=RESULT)
@@ -70,6 +76,7 @@ def collaborate(
     mirror_steps: Count = 1,
     mirror_batch: BatchSize = "all",
     start: Literal["uniform", "own", "groups"] = "uniform",
+    link: Literal["softmax", "logistic"] = "softmax",
 ) -> Method:
     """Give every client a model of its own, mixed from all clients with learned weights.
 
@@ -86,6 +93,7 @@ def collaborate(
         mirror_steps: mirror steps per round, with mirror="trial"
         mirror_batch: validation rows per gradient of a target
         start: first weights: uniform, own (each client alone), or groups (the known groups of the problem)
+        link: softmax (mirror descent), or logistic, by which equally good clients get equal weights
 
     Example:
         >>> import torch, coterie
@@ -102,7 +110,8 @@ def collaborate(
 
     def init(problem: Problem, n: int) -> CollaborateState:
         X = problem.start.repeat(n, 1)
-        return CollaborateState(X, _start(start, problem, n).to(X), X.new_zeros(n))
+        sums = (X.new_zeros(n, n),) if link == "logistic" else ()
+        return CollaborateState(X, _start(start, problem, n).to(X), X.new_zeros(n), sums)
 
     def round(fed: Federation, s: CollaborateState, draw: Draw) -> CollaborateState:
         at, V = draw.phase("walk"), None
@@ -112,16 +121,26 @@ def collaborate(
             U, ids = fed.gather(local_sgd, Each(s.X), draw=at, **local)
         mass, w = _among(s.W, ids)
         reach, away = s.reach[ids], U - U.mean(0)
+        sums = [total[ids][:, ids] for total in s.sums]
+
+        def moved(w: Tensor, V: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+            """The weights after one step along the gradients V of the targets."""
+            if link == "softmax":
+                return scale_free_step(w, V @ away.T, reach, mirror_step)
+            sums[0] = sums[0] + V @ away.T
+            return saturating(sums[0]), reach
+
         if V is not None:
-            w, reach = scale_free_step(w, V @ away.T, reach, mirror_step)
+            w, reach = moved(w, V, reach)
         active = replace(fed, ids=ids)
         for i in range(mirror_steps if mirror == "trial" else 0):
             x, at = s.X.index_copy(0, ids, w @ U), draw.phase("mirror").step(i)
             answers, those = active.gather(validation_gradient, Each(x), draw=at, mirror_batch=mirror_batch)
             V = torch.zeros_like(s.X).index_copy(0, those, answers)[ids]  # a target without a reply stays where it is
-            w, reach = scale_free_step(w, V @ away.T, reach, mirror_step)
+            w, reach = moved(w, V, reach)
         X, W = s.X.index_copy(0, ids, w @ U), s.W.index_put((ids[:, None], ids), mass * w)
-        return CollaborateState(X, W, s.reach.index_copy(0, ids, reach))
+        totals = tuple(old.index_put((ids[:, None], ids), new) for old, new in zip(s.sums, sums, strict=True))
+        return CollaborateState(X, W, s.reach.index_copy(0, ids, reach), totals)
 
     needs = frozenset({"gradient", "everyone"}) | ({"groups"} if start == "groups" else set())
     return Method("collaborate", init, round, lambda s: View(s.X, s.W), needs=needs)

@@ -3,40 +3,48 @@
     g_k = −∇L_k(θ)ᵀ H⁻¹∇L_0(θ),   H = Σ_k w_k ∇²L_k(θ),   w ← Π_Δ(w − η_w g),   after K inner steps on θ:
     gradient  θ ← θ − η Σ_k w_k ∇L_k(θ)        newton  θ ← θ − H⁻¹ Σ_k w_k ∇L_k(θ)
 
-Newton steps bring θ to θ*(w), so that g is exact; the paper on primal–dual weighting compares with gradient
-steps. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate, which the comparison shows. `tie` adds
-the penalty of methods/shared/ties.py to g, for all clients.
+Newton steps bring θ to θ*(w), so that g is exact; the paper on primal–dual weighting compares with gradient steps.
+Where η_w is not set and all clients and all rows are asked, w moves by spectral steps (spectral.py), and the record has
+the last good w with its θ. Sums over clients are (N/|A|) Σ_A. With noise H⁻¹ is a biased estimate, which the comparison
+shows. `tie` adds the penalty of methods/shared/ties.py to g, for all clients. Nested problems: nested/exact_gd.py.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.errors import RunError, UsageError
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
+from coterie.methods.nested.exact_gd import NestedExactState, nested_exact_gd
+from coterie.methods.nested.steps import StepRule
 from coterie.methods.shared.hessian import hessian_rows
+from coterie.methods.shared.kinds import either
 from coterie.methods.shared.ties import tied
-from coterie.methods.shared.works import goal_gradient, gradient
+from coterie.methods.shared.works import goal_gradient, goal_loss_and_gradient, gradient
+from coterie.methods.weights.spectral import Spectral, advance, spectral
 from coterie.numerics import project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
+OUTER_STEP = 0.005
+"""η_w where it is not set and the hypergradient is noisy."""
 LIMIT = 2000
 """The largest d: a Hessian of 2000² float64 numbers is 32 MB, and each client sends one."""
 
 
 class ExactGDState(NamedTuple):
-    """Model and weights."""
+    """Model, weights, and the last good weights of spectral steps."""
 
     theta: Tensor
     w: Tensor
+    spectral: Spectral
 
 
 @validated
 def exact_gd(
     *,
-    step: Positive = 0.05,
-    outer_step: Positive = 0.005,
+    step: Positive | None = None,
+    outer_step: Positive | None = None,
     local_steps: Count = 5,
     inner: Literal["newton", "gradient"] = "newton",
     damping: NonNegative = 0.0,
@@ -45,15 +53,21 @@ def exact_gd(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """Learn client weights by the exact hypergradient with a dense Hessian; for models of at most 2,000 parameters.
+    """Descend along the exact hypergradient with a dense Hessian, on client weights or a nested problem; small models.
+
+    For models, or inner variables, of at most 2,000 numbers.
 
     Symbols: η = step, η_w = outer_step, K = local_steps.
 
-    Cost: 2K + 2 rounds per call of round (K + 2 with inner="gradient"); d² numbers up per client for each Hessian.
+    Cost: 2K + 2 rounds per call of round (K + 2 with inner="gradient", or nested); d² numbers up for each Hessian.
+
+    Steps of nested problems that are not set take at most 80 exchanges more, once.
 
     Args:
-        step: η, step size of the inner steps, where these are gradient steps
-        outer_step: η_w, step size of the projected descent on the weights
+        step: η, step size of the inner steps, where these are gradient steps; 0.05 if not set, by the curvature of
+            nested problems
+        outer_step: η_w, step size of the projected descent on the weights; spectral steps if not set, or 0.005 where
+            only some clients or rows are asked, and by the curvature of nested problems
         local_steps: K, inner steps on the model per round
         inner: inner steps of Newton's method, which reach θ*(w), or of gradient descent
         damping: added to the diagonal of the Hessian before it is inverted
@@ -65,6 +79,8 @@ def exact_gd(
         'exact-gd'
     """
 
+    whole = outer_step is None and batch == target_batch == "all"
+
     def init(problem: Problem, n: int) -> ExactGDState:
         d = len(problem.start)
         if d > LIMIT:
@@ -72,7 +88,8 @@ def exact_gd(
                 f"exact-gd inverts a dense Hessian; the model has {d:,} parameters, more than the {LIMIT:,} it takes. "
                 "Use primal-dual, sustain or rfho, or a smaller model."
             )
-        return ExactGDState(problem.start, uniform(n, like=problem.start))
+        w = uniform(n, like=problem.start)
+        return ExactGDState(problem.start, w, spectral(w))
 
     def round(fed: Federation, s: ExactGDState, draw: Draw) -> ExactGDState:
         theta, w = s.theta, s.w
@@ -90,16 +107,31 @@ def exact_gd(
             active = fed if k == 0 else fed.sample(draw=at)
             G, ids = active.gather(gradient, theta, draw=at.phase("inner"), batch=batch)
             g = fed.n / len(ids) * w[ids] @ G
-            theta = theta - (solve(active, g, at) if inner == "newton" else step * g)
+            theta = theta - (solve(active, g, at) if inner == "newton" else (step or 0.05) * g)
 
         outer = draw.phase("outer")
         G, ids = fed.gather(gradient, theta, draw=outer, batch=batch)
-        g0 = fed.ask_target(goal_gradient, theta, draw=outer, batch=target_batch)
+        adaptive = whole and len(ids) == fed.n
+        if adaptive:
+            value, g0 = fed.ask_target(goal_loss_and_gradient, theta, draw=outer)
+        else:
+            g0 = fed.ask_target(goal_gradient, theta, draw=outer, batch=target_batch)
         p = solve(fed, g0, outer)
-        slope = torch.zeros_like(w).index_copy(0, ids, -fed.n / len(ids) * G @ p)
-        return ExactGDState(theta, project_simplex(w - outer_step * tied(slope, w, tie)))
+        slope = tied(torch.zeros_like(w).index_copy(0, ids, -fed.n / len(ids) * G @ p), w, tie)
+        if not adaptive:
+            w = project_simplex(w - (outer_step or OUTER_STEP) * slope)
+            return ExactGDState(theta, w, spectral(w))
+        value = value + 0.5 * tie * (w - 1.0 / fed.n).square().sum()
+        found, after, good = advance(s.spectral, w, slope, value, project_simplex)
+        return ExactGDState(theta if good else s.theta, after, found)
 
-    return Method("exact-gd", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
+    def view(s: ExactGDState) -> View:
+        return View(s.theta, s.spectral.w if s.spectral.count else s.w)
+
+    rule = StepRule(step or "auto", outer_step or "auto", inner_steps=local_steps)
+    options: dict[str, Any] = {"newton": inner == "newton", "damping": damping, "columns": columns, "batch": batch}
+    nested = nested_exact_gd(rule, **options, limit=LIMIT, target_batch=target_batch, tie=tie)
+    return either(Method("exact-gd", init, round, view, needs=CURVATURE_AND_TARGET), nested, NestedExactState)
 
 
 def inverted(H: Tensor, b: Tensor) -> Tensor:

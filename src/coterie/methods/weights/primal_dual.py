@@ -14,12 +14,19 @@ An inner step without any active client skips the outer step it belongs to. `ask
 where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds per step instead of one. `tie`
 adds the penalty of methods/shared/ties.py to g, for all clients.
 
+Defaults: η_θ = η_λ = 0.05, η_w = 0.005, K = 1, batches of 64 rows, no warm-up. Where the loss is quadratic, settings
+that are not set follow its curvatures L (clients) and L_0 (target), estimated in one exchange before the first step:
+η_θ = 1/(L_0 + ΓL), η_λ = (L_0 + ΓL)/(2L²), K = 10, all rows, and with all clients w moves by spectral steps
+(spectral.py) after five rounds of warm-up.
+
+Nested problems: nested/primal_dual.py.
+
 The record has the two residuals of the saddle point, at the θ and λ that the last replies were for: `primal_residual`
 ‖(N/|A|) Σ_A w_k ∇L_k‖ (how far θ is from θ*(w)) and `dual_residual` ‖∇L_0 + (N/|A|) Σ_A w_k ∇²L_k λ‖ (how far λ is
 from −H⁻¹∇L_0), both as noisy as the batches are.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -27,23 +34,29 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
+from coterie.methods.nested.primal_dual import NestedPrimalDualState, SaddleSteps, nested_primal_dual
+from coterie.methods.shared.curvature import Curvatures, curvatures
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
+from coterie.methods.shared.kinds import either
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
+from coterie.methods.weights.spectral import Spectral, advance, spectral
 from coterie.numerics import project_ball, project_simplex, uniform
 from coterie.settings import BatchSize, Count, NonNegative, Positive
 
 
 class PrimalDualState(NamedTuple):
-    """Model, dual variable and weights; outer steps taken; Theorem 1's least Γ, where the problem knows it; and the
-    primal and the dual residual of the last inner step, [2]."""
+    """Model, dual variable and weights; outer steps taken; Theorem 1's least Γ, where the problem knows it; the primal
+    and the dual residual of the last inner step, [2]; the curvature of quadratic losses; and spectral steps."""
 
     theta: Tensor
     lam: Tensor
     w: Tensor
     steps: int
     bound: float | None
-    residuals: Tensor = torch.zeros(2)
+    residuals: Tensor
+    curvature: Curvatures
+    spectral: Spectral
 
 
 @work("primal-dual/gradient-and-product", update=RESULT)
@@ -80,37 +93,70 @@ class Answers(NamedTuple):
     ids: Tensor
 
 
+class Given(NamedTuple):
+    """The settings that follow the curvature of a quadratic loss where they are not set."""
+
+    step: float | None
+    dual_step: float | None
+    local_steps: int | None
+    batch: int | str | None
+
+    def curvature(self, fed: Federation, theta: Tensor, known: Curvatures) -> Curvatures:
+        """The estimates, where the loss is quadratic and a step follows them; else zeros."""
+        unset = self.step is None or self.dual_step is None
+        return curvatures(fed, theta) if fed.task.quadratic and unset and not known.largest else known
+
+    def sizes(self, c: Curvatures, gamma: float) -> tuple[float, float]:
+        """η_θ and η_λ."""
+        if not c.largest:
+            return self.step or 0.05, self.dual_step or 0.05
+        stiff = c.target + gamma * c.largest
+        return self.step or 1.0 / stiff, self.dual_step or stiff / (2.0 * c.largest**2)
+
+    def work(self, fed: Federation) -> tuple[int, int | str]:
+        """K and the rows per gradient."""
+        quadratic = fed.task.quadratic
+        return self.local_steps or (10 if quadratic else 1), self.batch or ("all" if quadratic else 64)
+
+
 @validated
 def primal_dual(
     *,
-    step: Positive = 0.05,
-    dual_step: Positive = 0.05,
-    outer_step: Positive = 0.005,
+    step: Positive | None = None,
+    dual_step: Positive | None = None,
+    outer_step: Positive | None = None,
     augmentation: Positive = 1.0,
     radius: Positive = 10.0,
-    local_steps: Count = 1,
-    warmup: Annotated[int, Field(ge=0)] = 0,
+    local_steps: Count | None = None,
+    warmup: Annotated[int, Field(ge=0)] | None = None,
     scalar: Literal["server", "client"] = "server",
     ask: Ask = "all",
-    batch: BatchSize = 64,
+    batch: BatchSize | None = None,
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """Learn client weights at the saddle point of an augmented Lagrangian, without inverse Hessians.
+    """Find the saddle point of an augmented Lagrangian, without inverse Hessians: client weights, or nested problems.
 
     Symbols: η_θ = step, η_λ = dual_step, η_w = outer_step, Γ = augmentation, D = radius, K = local_steps.
 
     Cost: K rounds per call of round (2K with ask="weighted"), K exchanges with the target; 2Kd numbers up per client.
 
+    On nested problems there are K rounds with d_x + 2 d_y numbers up per client in each; K is 10 and all rows are asked
+    if not set, and steps that are not set take at most 80 exchanges more, once.
+
     Args:
-        step: η_θ, step size of the model
-        dual_step: η_λ, step size of the dual variable
-        outer_step: η_w, step size on the weights; keep it well below dual_step
+        step: η_θ, step size of the model; 0.05 if not set, by the curvature of quadratic losses
+        dual_step: η_λ, step size of the dual variable; 0.05 if not set, by the curvature of quadratic losses
+        outer_step: η_w, step size on the weights, well below dual_step; 0.005 if not set, spectral steps for quadratic
+            losses with all clients and rows
         augmentation: Γ, weight of the clients' loss in the Lagrangian; a warning reports where it is below the
             theorem's bound
         radius: D, largest norm of the dual variable
-        local_steps: K, steps on the model and the dual variable per update of the weights
-        warmup: rounds that leave the weights alone until the dual variable has settled
+        local_steps: K, steps on the model and the dual variable per update of the weights; 1 if not set, 10 for
+            quadratic losses
+        warmup: rounds that leave the weights alone until the dual variable has settled; 0 if not set, 5 before spectral
+            steps
+        batch: rows per gradient and product of a client; 64 if not set, all for quadratic losses
         scalar: who computes λᵀ∇L_k: the server from the gradients, or the client, which then sends one number more, and
             in a secure run no gradient but in a sum
 
@@ -121,19 +167,23 @@ def primal_dual(
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Linear(4, 1)
         >>> problem = coterie.Weighting.on([friend, stranger], friend, model=net, loss="squared")
-        >>> method = coterie.methods.primal_dual(outer_step=0.05, batch="all")
+        >>> steps = {"step": 0.05, "dual_step": 0.05, "outer_step": 0.05, "local_steps": 1}
+        >>> method = coterie.methods.primal_dual(**steps, batch="all")
         >>> fit = coterie.fit(problem, method, rounds=40, mode="vmap")
         >>> bool(fit.weights[0] > fit.weights[1]), fit.history[-1]["communication"]["rounds"]
         (True, 40)
     """
 
+    given = Given(step, dual_step, local_steps, batch)
+
     def init(problem: Problem, n: int) -> PrimalDualState:
-        theta = problem.start
+        theta, w = problem.start, uniform(n, like=problem.start)
         bound, residuals = least_gamma(problem, radius), theta.new_zeros(2)
-        return PrimalDualState(theta, torch.zeros_like(theta), uniform(n, like=theta), 0, bound, residuals)
+        return PrimalDualState(theta, torch.zeros_like(theta), w, 0, bound, residuals, Curvatures(), spectral(w))
 
     def hidden(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool) -> Answers:
         """The same from secure sums; clients compute λᵀ∇L_k(θ) themselves, where the weights are about to move."""
+        batch = given.work(fed)[1]
         g, Hl = fed.mean(gradient_and_product, (theta, lam), weights=w, draw=at, batch=batch, scalar=False)
         whole, ids, dots = w[fed.ids].sum(), fed.ids, None
         if last:
@@ -142,7 +192,7 @@ def primal_dual(
 
     def answers(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool) -> Answers:
         """What the clients of A answer; λᵀ∇L_k(θ) is computed here unless clients send it."""
-        sent = last and scalar == "client"
+        sent, batch = last and scalar == "client", given.work(fed)[1]
         if fed.secure is not None and scalar == "client":
             return hidden(fed, theta, lam, w, at, last)
         if ask == "all":
@@ -157,27 +207,39 @@ def primal_dual(
         if s.steps == 0 and s.bound is not None and augmentation <= s.bound:
             _warn(fed, augmentation, s.bound)
         theta, lam, w, residuals = s.theta, s.lam, s.w, s.residuals
-        slope = torch.zeros_like(w)
-        for k in range(local_steps):
-            at, last = draw.step(k), k == local_steps - 1
+        curvature = given.curvature(fed, theta, s.curvature)
+        eta, eta_dual = given.sizes(curvature, augmentation)
+        steps, rows = given.work(fed)
+        slope, replies = torch.zeros_like(w), 0
+        for k in range(steps):
+            at, last = draw.step(k), k == steps - 1
             active = fed if k == 0 else fed.sample(draw=at)
             found = answers(active, theta, lam, w, at, last)
             g0 = fed.ask_target(goal_gradient, theta, draw=at.phase("target"), batch=target_batch)
             r = fed.n / len(found.ids)
             if found.dots is not None:
-                slope = torch.zeros_like(w).index_copy(0, found.ids, r * found.dots)
+                slope, replies = torch.zeros_like(w).index_copy(0, found.ids, r * found.dots), len(found.ids)
             residuals = torch.stack([found.g.norm(), (g0 + r * found.Hl).norm()])
-            theta = theta - step * (g0 + r * found.Hl + augmentation * found.g)
-            lam = project_ball(lam + dual_step * found.g, radius)
-        if s.steps >= warmup:
-            w = project_simplex(w - outer_step * tied(slope, w, tie))
-        return PrimalDualState(theta, lam, w, s.steps + 1, s.bound, residuals)
+            theta = theta - eta * (g0 + r * found.Hl + augmentation * found.g)
+            lam = project_ball(lam + eta_dual * found.g, radius)
+        slope = tied(slope, w, tie)
+        exact = outer_step is None and fed.task.quadratic and replies == fed.n and rows == target_batch == "all"
+        good = s.spectral if exact else spectral(w)
+        if s.steps >= (warmup if warmup is not None else 5 * exact):
+            if exact:
+                good, w, _ = advance(s.spectral, w, slope, None, project_simplex)
+            else:
+                w = project_simplex(w - (outer_step or 0.005) * slope)
+        return PrimalDualState(theta, lam, w, s.steps + 1, s.bound, residuals, curvature, good)
 
     def view(s: PrimalDualState) -> View:
         primal, dual = s.residuals.tolist()
         return View(s.theta, s.w, more={"primal_residual": primal, "dual_residual": dual})
 
-    return Method("primal-dual", init, round, view, needs=CURVATURE_AND_TARGET)
+    saddle = SaddleSteps(step, dual_step, outer_step, augmentation, radius, local_steps or 10, warmup or 0)
+    off: dict[str, Any] = {"scalar": (scalar, "server"), "ask": (ask, "all"), "tie": (tie, 0.0)}
+    nested = nested_primal_dual(saddle, batch=batch or "all", off={**off, "target_batch": (target_batch, "all")})
+    return either(Method("primal-dual", init, round, view, needs=CURVATURE_AND_TARGET), nested, NestedPrimalDualState)
 
 
 def least_gamma(problem: Problem, radius: float) -> float | None:

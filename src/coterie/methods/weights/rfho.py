@@ -11,17 +11,22 @@ Z is sent to the clients, which push its rows through the Hessian `columns` at a
 they arrive, so at most [chunk, N, d] numbers are kept in memory. A client of weight 0 adds nothing to the first sum and
 is not asked for it (`ask = "all"` asks it all the same).
 
+Nested problems, the paper's own setting: nested/rfho.py.
+
 Slip: the paper on primal–dual weighting counts 2Kd numbers up; forward mode needs (N+1)d per step, as its own related
 work states. (Without `carry` the first step needs d only, Z being 0.)
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
+from coterie.methods.nested.rfho import NestedRFHOState, nested_rfho
+from coterie.methods.nested.steps import StepRule
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
+from coterie.methods.shared.kinds import either
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, gradient
 from coterie.numerics import project_simplex, uniform
@@ -39,8 +44,8 @@ class RFHOState(NamedTuple):
 @validated
 def rfho(
     *,
-    step: Positive = 0.05,
-    outer_step: Positive = 0.005,
+    step: Positive | None = None,
+    outer_step: Positive | None = None,
     local_steps: Count = 1,
     carry: bool = True,
     ask: Ask = "weighted",
@@ -49,15 +54,19 @@ def rfho(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """Learn client weights by forward-mode differentiation through the training itself.
+    """Differentiate forward through training, for client weights, or through the inner steps of a nested problem.
 
     Symbols: η = step, η_w = outer_step, K = local_steps.
 
     Cost: 2K rounds per call of round (2K − 1 without carry), 1 exchange with the target; K(N + 1)d numbers up each.
 
+    On nested problems there are K + 1 rounds, and at most 80 exchanges more, once, for steps that are not set.
+
     Args:
+        step: η, step size of the model or the inner variable; 0.05 if not set, by the curvature of nested problems
         local_steps: K, steps on the model per update of the weights
-        outer_step: η_w, step size of the projected descent on the weights
+        outer_step: η_w, step size of the projected descent on the weights, or of the outer variable; 0.005 if not set,
+            by the curvature of nested problems
         carry: keep the derivative ∂θ/∂w from round to round instead of starting at 0
         columns: rows of ∂θ/∂w that a client multiplies by its Hessian at once; bounds its memory
 
@@ -72,7 +81,7 @@ def rfho(
         return RFHOState(theta, uniform(n, like=theta), theta.new_zeros(n, len(theta)))
 
     def round(fed: Federation, s: RFHOState, draw: Draw) -> RFHOState:
-        theta, w = s.theta, s.w
+        theta, w, eta, eta_w = s.theta, s.w, step or 0.05, outer_step or 0.005
         Z = s.Z if carry else torch.zeros_like(s.Z)
         for k in range(local_steps):
             at = draw.step(k)
@@ -81,10 +90,13 @@ def rfho(
             r = fed.n / len(ids)
             if carry or k > 0:
                 weighted = asked(active, w, ask)
-                Z = Z - step * r * hessian_rows(weighted, theta, Z, w, draw=at, batch=batch, columns=columns)
-            Z = Z.index_add(0, ids, G, alpha=-step * r)
-            theta = theta - step * r * w[ids] @ G
+                Z = Z - eta * r * hessian_rows(weighted, theta, Z, w, draw=at, batch=batch, columns=columns)
+            Z = Z.index_add(0, ids, G, alpha=-eta * r)
+            theta = theta - eta * r * w[ids] @ G
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
-        return RFHOState(theta, project_simplex(w - tied(outer_step * Z @ g0, w, outer_step * tie)), Z)
+        return RFHOState(theta, project_simplex(w - tied(eta_w * Z @ g0, w, eta_w * tie)), Z)
 
-    return Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
+    weights = Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
+    rule = StepRule(step or "auto", outer_step or "auto", inner_steps=local_steps)
+    off: dict[str, Any] = {"target_batch": (target_batch, "all"), "tie": (tie, 0.0)}
+    return either(weights, nested_rfho(rule, carry=carry, columns=columns, batch=batch, off=off), NestedRFHOState)

@@ -4,6 +4,8 @@
     u ← ∇̄F(θ, w; ξ)  + (1 − η_f)(u − ∇̄F(θ', w'; ξ)),       w⁺ = Π_Δ(w − α u),     ∇̄F_k = −∇L_k(θ)ᵀp
     p = s Σ_{n≤k} (I − sH)ⁿ ∇L_0(θ),   one batch ξ_n per product; θ', w' are the previous iterate, on the same batches.
 
+Nested problems, the paper's own setting: nested/sustain.py.
+
 Deviations: the series is summed, not cut at a random length; steps and momenta are constant; w is projected, because
 the weighting problem is constrained. Sums over clients are (N/|A|) Σ_A, so that absent clients leave no bias; clients
 of weight 0, which would add nothing, are asked for their slope only (`ask = "all"` asks them all the same).
@@ -21,7 +23,10 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Each, Shard, Static, Tree, Work, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
+from coterie.methods.nested.steps import StepRule
+from coterie.methods.nested.sustain import NestedSustainState, nested_sustain
 from coterie.methods.shared.hessian import Ask, asked
+from coterie.methods.shared.kinds import either
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_gradient, own_gradient, own_product
 from coterie.numerics import neumann, project_simplex, uniform
@@ -67,9 +72,9 @@ def slope(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw)
 @validated
 def sustain(
     *,
-    step: Positive = 0.05,
-    outer_step: Positive = 0.005,
-    series_step: Positive = 0.05,
+    step: Positive | None = None,
+    outer_step: Positive | None = None,
+    series_step: Positive | None = None,
     local_steps: Count = 1,
     momentum: Momentum = 0.5,
     weight_momentum: Momentum = 0.5,
@@ -78,14 +83,20 @@ def sustain(
     target_batch: BatchSize = "all",
     tie: NonNegative = 0.0,
 ) -> Method:
-    """Learn client weights in one loop, with recursive momentum on the model and on the weights.
+    """Move model and weights, or both levels of a nested problem, in one loop with recursive momentum on both.
 
     Symbols: β = step, α = outer_step, s = series_step, k = local_steps, 1 − η_g = momentum, 1 − η_f = weight_momentum.
 
     Cost: k + 2 rounds per call of round, and 2 exchanges with the target (1 without weight_momentum).
 
+    Steps of nested problems that are not set take at most 80 exchanges more, once.
+
     Args:
-        series_step: s, step size of the series for the inverse Hessian; at most 1/ℓ
+        step: β, step size of the model or the inner variable; 0.05 if not set, by the curvature of nested problems
+        outer_step: α, step size of the weights or the outer variable; 0.005 if not set, by the curvature of nested
+            problems
+        series_step: s, step size of the series for the inverse Hessian, at most 1/ℓ; 0.05 if not set, that of the inner
+            variable on nested problems
         local_steps: k, Hessian products in the series
         momentum: 1 − η_g, momentum of the model's gradient; 0 is plain SGD
         weight_momentum: 1 − η_f, momentum of the hypergradient; 0 halves the exchanges
@@ -123,14 +134,24 @@ def sustain(
         def matvec(V: Tensor) -> Tensor:
             return total(weighted_products, (points, V, Each(weights.T)), V, next(draws))
 
-        p = neumann(matvec, b, scale=1.0 / series_step, terms=local_steps + 1)
+        p = neumann(matvec, b, scale=1.0 / (series_step or 0.05), terms=local_steps + 1)
         q = p * p.new_tensor([-1.0, keep_w])[: len(points), None]
         g, ids = fed.gather(slope, (points, q), draw=draw.phase("cross"), batch=batch)
         u = (keep_w * s.u).index_add(0, ids, g, alpha=fed.n / len(ids))
-        w = project_simplex(s.w - outer_step * tied(u, s.w, tie))
-        return SustainState(s.theta - step * v, w, s.theta, s.w, v, u, s.steps + 1)
+        w = project_simplex(s.w - (outer_step or 0.005) * tied(u, s.w, tie))
+        return SustainState(s.theta - (step or 0.05) * v, w, s.theta, s.w, v, u, s.steps + 1)
 
-    return Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
+    weights = Method("sustain", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
+    nested = nested_sustain(
+        StepRule(step or "auto", outer_step or "auto", averaging=1.0 - weight_momentum),
+        series_step=series_step,
+        products_per_series=local_steps,
+        momentum=momentum,
+        outer_momentum=weight_momentum,
+        batch=batch,
+        off={"target_batch": (target_batch, "all"), "tie": (tie, 0.0)},
+    )
+    return either(weights, nested, NestedSustainState)
 
 
 def _points(s: SustainState, keep: float) -> tuple[Tensor, Tensor]:

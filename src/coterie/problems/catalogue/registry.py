@@ -104,6 +104,7 @@ SIMULATED = {"outer_step": 1.0, "step": 3.0, "local_steps": 10, "terms": 20, "li
 GLOBAL = {"series": "cg", "terms": 10}  # conjugate gradients on the mean Hessian
 RIDGE = {**GLOBAL, "outer_step": 10.0, "step": 1.0, "local_steps": 5, "batch": "all"}
 CLEANING = {**GLOBAL, "outer_step": 300.0, "step": 2.0, "local_steps": 5, "batch": "all"}
+CLEANING_LOCAL = {"outer_step": 600.0, "step": 0.4, "system_step": 0.4, "batch": "all"}
 PENALTIES = {**GLOBAL, "outer_step": 5.0, "step": 1.0, "local_steps": 5, "batch": "all"}
 ROBUST = {"outer_step": 0.5, "step": 0.5, "local_steps": 1, "batch": "all"}
 IMAGES = {"outer_step": 0.3, "step": 1.0, "local_steps": 25, "lipschitz": 400.0, "batch": 32}
@@ -152,7 +153,12 @@ TUNED: dict[str, dict[str, dict[str, Any]]] = {
     "simulated": {key: SIMULATED if key in NESTED[2:] else {**SIMULATED, **GLOBAL} for key in NESTED},
     "minimax-quadratic": {**{key: {**MINIMAX, "outer_steps": 5} for key in NESTED}, "fedavg-s": MINIMAX},
     "ridge-path": dict.fromkeys(NESTED[:2], RIDGE),
-    "hyper-cleaning": dict.fromkeys(NESTED[:2], CLEANING),
+    "hyper-cleaning": {
+        **dict.fromkeys(NESTED[:2], CLEANING),
+        "soba": {"step": 0.4, "outer_step": 100.0},
+        # these need problem.own=false, which makes the gradient by x a mean over the clients
+        **dict.fromkeys(("fedbio", "fedbioacc", "simfbo"), CLEANING_LOCAL),
+    },
     "penalty-tuning": dict.fromkeys(NESTED[:2], PENALTIES),
     "distributionally-robust": dict.fromkeys((*NESTED, "fedavg-s"), ROBUST),
     "hyper-representation": {**dict.fromkeys(NESTED, IMAGES), **LIGHT},

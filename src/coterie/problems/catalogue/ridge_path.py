@@ -124,6 +124,7 @@ def ridge_path(
 
     Args:
         penalty: one per feature, which all clients share, or one per client, which it keeps.
+        features: inputs of a row, and length of y.
         relevant: features that the labels depend on; the others are useless.
         rows: train rows of a client, and as many for validation.
         noise: standard deviation of the labels' noise at the last client; it grows from 0 in equal steps.

@@ -56,7 +56,8 @@ class FlatModel:
         if not parameters:
             raise UsageError(f"the model {type(module).__name__} has no parameters; there is nothing to train.")
         self._layout = [(name, tuple(p.shape), p.numel()) for name, p in parameters]
-        self.linear = _is_linear(self._module)
+        self.affine = _is_affine(self._module)
+        self.linear = self.affine and _with_offset(self._module)
         self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.size = len(self.start)
 
@@ -263,14 +264,20 @@ def _tensor(output: Any) -> Tensor:
     )
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """Whether it is one trained linear map with offset of the flattened input, and nothing else."""
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """Its layers behind a flattening of the input."""
     layers = list(module) if isinstance(module, nn.Sequential) else [module]
     if layers and isinstance(layers[0], nn.Flatten) and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
         layers = layers[1:]
-    return (
-        len(layers) == 1
-        and type(layers[0]) is nn.Linear
-        and layers[0].bias is not None
-        and all(p.requires_grad for p in layers[0].parameters())
-    )
+    return layers
+
+
+def _is_affine(module: nn.Module) -> bool:
+    """Whether it is one trained linear map of the flattened input, with or without offset, and nothing else."""
+    layers = _layers(module)
+    return len(layers) == 1 and type(layers[0]) is nn.Linear and all(p.requires_grad for p in layers[0].parameters())
+
+
+def _with_offset(module: nn.Module) -> bool:
+    """Whether its linear map has an offset."""
+    return _layers(module)[0].bias is not None

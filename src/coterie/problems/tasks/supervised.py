@@ -80,6 +80,11 @@ class Supervised(Task):
         """Whether the derivatives are known by hand: a linear model with cross-entropy."""
         return self.model.linear and self.loss_by_row is cross_entropy
 
+    @property
+    def quadratic(self) -> bool:
+        """Whether this is least squares on a linear model."""
+        return self.model.affine and self.loss_by_row is squared
+
     def _ridged(self, derivative: Tensor, along: Tensor) -> Tensor:
         return derivative + self.l2 * along if self.l2 else derivative
 
