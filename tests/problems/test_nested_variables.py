@@ -69,6 +69,8 @@ def test_own_outer_variables_are_those_of_one_shared_matrix() -> None:
     other = coterie.fit(shared, coterie.methods.fednest(outer_step=0.2 * M, **STEPS), rounds=3, **RUN)
     torch.testing.assert_close(one.variables["x"], other.variables["x"], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(one.variables["y"], other.variables["y"], rtol=1e-10, atol=1e-12)
+    by_client = coterie.fit(own_x(), coterie.methods.fednest(outer_step=0.2, **STEPS), rounds=3, mode="sequential")
+    torch.testing.assert_close(one.variables["x"], by_client.variables["x"], rtol=1e-10, atol=1e-12)
     assert one.variables["x"].shape == (M, D)
     assert float(one.variables["x"].std(0).min()) > 1e-4  # they differ from client to client
     assert one.history[-1]["outer_loss"] == pytest.approx(other.history[-1]["outer_loss"], rel=1e-10)

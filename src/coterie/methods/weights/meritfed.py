@@ -12,9 +12,9 @@ active clients only; the others keep theirs. From the authors' code, off by defa
 mirror step from the mean of the iterates so far and ends at that mean, `cut` divides α by 10 after that many rounds.
 `average = true` takes the mean of the iterates and leaves them as they are.
 
-Defaults: γ = α = 0.1. Where the loss is quadratic, settings that are not set follow the curvature L of the clients'
-losses, estimated in one exchange before the first step: γ = 1/L, and α is the inverse of the largest curvature of φ
-between two clients, max_{jk} |∂²φ/∂w_j∂w_k|, where the target at the server gives φ exactly.
+Defaults: γ = α = 0.1. Where neither is set, the loss is quadratic and all clients participate, they follow the
+curvature L of the clients' losses, estimated in one exchange before the first step: γ = 1/L, and α is the inverse of
+the largest curvature of φ, max_{jk} |∂²φ/∂w_j∂w_k|, where the target at the server gives φ exactly.
 
 Beyond the paper. `solver = "projected"` takes the same mirror steps from sums and single numbers, for secure runs: each
 asks for the sum Gᵀw and for one number ⟨∇L_0, g_k⟩ per client. `solver = "lagged"` asks for one sum and one number in
@@ -36,7 +36,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
-from coterie.methods.shared.curvature import Curvatures, curvatures
+from coterie.methods.shared.curvature import Curvatures, constant, curvatures
 from coterie.methods.shared.optimisers import Moments, ServerRule, UpdateRule
 from coterie.methods.shared.ties import saturating
 from coterie.methods.shared.works import gradient, local_sgd, own_gradient
@@ -135,14 +135,16 @@ def meritfed(
 
     Symbols: γ = step, α = mirror_step, η = server_step (γ unless given).
 
+    On quadratic losses with all clients, γ and α follow the curvature of the losses if neither is set; the estimate
+    takes one round more, once.
+
     With solver="projected" there are 2 mirror_steps + 1 rounds per call, with "lagged" 2, and 1 exchange.
 
     Cost: 1 round per call of round, and mirror_steps exchanges with the target (1 with solver="quadratic").
 
     Args:
-        step: γ, step size of the model; 0.1 if not set, for quadratic losses the inverse of their curvature
-        mirror_step: α, step size of the mirror descent; raise it if the weights hardly move; 0.1 if not set, for
-            quadratic losses by the curvature of the target's loss
+        step: γ, step size of the model; 0.1 if not set
+        mirror_step: α, step size of the mirror descent; raise it if the weights hardly move; 0.1 if not set
         mirror_steps: mirror steps per round; 0 keeps the weights
         mirror_batch: rows of the target per mirror step, with mirror="smd" or data="fresh"
         average: take the mean of the mirror iterates; "continue" starts each mirror step from the mean so far
@@ -200,7 +202,7 @@ def meritfed(
     def estimated(fed: Federation, s: MeritFedState) -> tuple[float, Curvatures]:
         """γ, and the estimates that it follows where it is not set."""
         known = s.curvature
-        if step is None and fed.task.quadratic and not known.largest:
+        if step is None and mirror_step is None and not known.largest and constant(fed):
             known = curvatures(fed, s.x)
         return step or (1.0 / known.largest if known.largest else 0.1), known
 
@@ -256,7 +258,7 @@ def meritfed(
             slope = first_order(ask, s.x, G, step=step)
         else:  # for a quadratic loss at the server the model is exact, and exchanges cost nothing
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
-        w, sums = learned(s, ids, w, slope, alpha(s, sharpness(slope, w) if exact and mirror_step is None else 0.0))
+        w, sums = learned(s, ids, w, slope, alpha(s, sharpness(slope, w) if exact and known.largest else 0.0))
         x, moments = rule(step).move(s.x, w @ G, s.moments, s.rounds + 1)
         return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1, sums, known)
 
