@@ -139,12 +139,13 @@ def result(problems: list[str], seeds: list[int]) -> dict[str, Any]:
     ]
     sizes = "; ".join(f"{problem}: {_written(PROBLEMS[problem])}" for problem in problems)
     slow = "; ".join(f"{problem}: {_written(NOISY[problem])}" for problem in problems)
+    about = f"δ = {DELTA:g}; {sizes}. Clipped and with noise: {slow}. No accuracy: refused by the rule of leverages."
     return {
         "name": "private",
         "page": "secure",
         "what": "What privacy costs MeritFed",
         "scale": "small",
-        "about": f"δ = {DELTA:g}; {sizes}. Clipped and with noise: {slow}. No accuracy: refused by the rule of leverages.",
+        "about": about,
         "seeds": seeds,
         "date": date.today().isoformat(),
         "corner": "run",
