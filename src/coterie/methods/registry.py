@@ -165,6 +165,8 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "fixed-weights": {"method.step": PRIMAL_DUAL_GRID["method.step"]},
     "ditto": {"method.penalty": (0.05, 0.1, 0.2)},
     "pfedme": {"method.penalty": (5.0, 10.0, 15.0)},
+    "fedprox": {"method.penalty": (0.001, 0.01, 0.1, 1.0)},
+    "qffl": {"method.fairness": (0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0)},
 }
 
 SECURE = {

@@ -123,8 +123,8 @@ def fedbioacc(
 
     def init(problem: NestedProblem, n: int) -> FedBiOAccState:
         at = start_coupled(problem)
-        none = tuple(map(torch.zeros_like, at.point))
-        return FedBiOAccState(at, *none, Memory.start((*at.point, *none), n), 0)
+        x, y, v = map(torch.zeros_like, at.point)
+        return FedBiOAccState(at, x, y, v, Memory.start((*at.point, x, y, v), n), 0)
 
     def round(fed: Federation, s: FedBiOAccState, draw: Draw) -> FedBiOAccState:
         sizes, curvature = rule.sizes(fed, s.at)

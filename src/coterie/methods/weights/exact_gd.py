@@ -126,7 +126,7 @@ def exact_gd(
         return ExactGDState(theta if good else s.theta, after, found)
 
     def view(s: ExactGDState) -> View:
-        return View(s.theta, s.spectral.w if s.spectral.count else s.w)
+        return View(s.theta, s.spectral.w if s.spectral.points else s.w)
 
     rule = StepRule(step or "auto", outer_step or "auto", inner_steps=local_steps)
     options: dict[str, Any] = {"newton": inner == "newton", "damping": damping, "columns": columns, "batch": batch}
