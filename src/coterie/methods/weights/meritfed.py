@@ -137,8 +137,7 @@ def meritfed(
     Cost: 1 round per call of round, and mirror_steps exchanges with the target (1 with solver="quadratic").
 
     Args:
-        mirror_step: α, step size of the mirror descent; raise it if the weights hardly move; 0.1 if not set, by the
-            curvature of the target's loss where that is quadratic and at the server
+        mirror_step: α, step size of the mirror descent; if not set, 0.1 or by the curvature of a quadratic loss
         mirror_steps: mirror steps per round; 0 keeps the weights
         mirror_batch: rows of the target per mirror step, with mirror="smd" or data="fresh"
         average: take the mean of the mirror iterates; "continue" starts each mirror step from the mean so far
