@@ -285,6 +285,19 @@ def test_a_client_that_is_the_target_is_asked_for_its_own_training_rows(solver, 
     assert entry.floats_down == 2 * times * (1 + r) * 4
 
 
+@pytest.mark.parametrize("solver", ["mirror", "lagged"])
+def test_active_clients_without_any_weight_share_it_equally(solver):
+    problem, method = a_quadratic(), meritfed(solver=solver, mirror_steps=1)
+    fed, s = federation(problem), method.init(problem, problem.clients)
+    w = torch.zeros_like(s.w)
+    w[0] = 1.0
+    few = replace(fed, ids=torch.tensor([1, 2]))
+    after = method.round(few, s._replace(w=w), Draw.of(0).round(0))
+    assert bool(torch.isfinite(after.x).all())
+    assert not torch.equal(after.x, s.x)
+    assert torch.equal(after.w, w)
+
+
 def test_a_target_without_training_rows_is_refused_where_they_are_asked_for():
     with pytest.raises(UsageError, match=r"validation rows only; say which client it is by federation\.target"):
         play(meritfed(data="train"), a_quadratic(), 1)

@@ -177,6 +177,11 @@ def meritfed(
         sums = (torch.zeros_like(w),) if link == "logistic" else ()
         return MeritFedState(problem.start, w, rule.start(problem.start), 0, sums)
 
+    def among(w: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The weight of the active clients together, and their shares of it: equal ones where they have no weight."""
+        active, equal = w[ids].sum(), uniform(len(ids), like=w)
+        return active, equal if restart else torch.where(active > 0.0, w[ids] / active, equal)
+
     def learned(
         s: MeritFedState, ids: Tensor, w: Tensor, slope: Slope, size: float
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -199,8 +204,7 @@ def meritfed(
     def projected(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
         """The same round, but the server learns Gᵀw and ⟨∇L_0, g_k⟩ instead of G."""
         ids, at = fed.ids, draw.phase("gradient")
-        active = s.w[ids].sum()
-        start = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
+        active, start = among(s.w, ids)
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
         local: dict[str, Any] = {"step": step, "steps": local_steps, "batch": batch}
 
@@ -232,8 +236,7 @@ def meritfed(
         if solver in ("projected", "lagged"):
             return projected(fed, s, draw)
         G, ids = directions(fed, s.x, draw.phase("gradient"))
-        active = s.w[ids].sum()
-        w = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
+        active, w = among(s.w, ids)
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
         exact = whole and fed.target == "server" and fed.task.quadratic
         if solver == "mirror" and not exact:
