@@ -96,6 +96,7 @@ def _value(problem: Any, x: Tensor) -> Tensor:
     return torch.stack(values).mean()
 
 
+@pytest.mark.slow
 def test_fednest_closes_the_gap_of_the_ridge_path() -> None:
     problem = ridge_path(WIDE, clients=4, features=6, relevant=2, rows=6)
     method = coterie.methods.fednest(outer_step=5.0, step=1.0, local_steps=4, series="cg", terms=6, batch="all")
@@ -120,6 +121,7 @@ def test_few_shot_tasks_have_disjoint_rows_and_unseen_test_classes() -> None:
         meta_learning(WIDE, shots=500)
 
 
+@pytest.mark.slow
 def test_few_shot_learning_learns() -> None:
     problem = meta_learning(WIDE, clients=10, shots=3, hidden=16, test_tasks=30)
     settings: dict[str, Any] = {"step": 0.5, "local_steps": 4, "terms": 10, "lipschitz": 40.0, "batch": "all"}

@@ -8,9 +8,11 @@ import torch
 from nested_cases import finite_differences
 from scipy.optimize import minimize
 
+import coterie
 from coterie.errors import UsageError
 from coterie.problems import Context
 from coterie.problems.base import View
+from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.catalogue.simulated import simulated
 
 WIDE = Context(0, torch.float64)
@@ -82,3 +84,12 @@ def test_too_few_rows_are_refused() -> None:
         simulated(WIDE, clients=2, rows=3, dimension=3, inner_dimension=7)
     with pytest.raises(UsageError, match=r"none of 20 draws has a convex value function"):
         simulated(WIDE, clients=2, rows=8, dimension=3, inner_dimension=4, outer_cross=1e4)
+
+
+@pytest.mark.slow
+def test_fednest_with_conjugate_gradients_reaches_the_optimum() -> None:
+    problem = simulated(WIDE)
+    settings = problem_entry("simulated").tuned["fednest"]
+    fit = coterie.fit(problem, coterie.methods.fednest(**settings), rounds=300, record=300, mode="vmap")
+    assert 0.0 <= fit.history[-1]["gap"] < 1e-6
+    assert fit.ledger.total.rounds == 300 * (2 + settings["terms"] + 3)

@@ -1,8 +1,10 @@
 """A rehearsal: the rounds of a method without any client, to tell in advance what each will be asked for.
 
 The form of every reply is known from the server's own problem (`remote.expectations`): the work is run here on a few
-rows of zeros. The rehearsal answers with small random numbers of that form. So the verbs are called as in a real run,
-and the ledger and its account are filled as they would be, while no row of any client is touched.
+rows of zeros. The rehearsal answers with small random numbers of that form, and with the vector itself where the
+product of a Hessian with a vector is asked for: methods that estimate curvatures find those of the identity. So the
+verbs are called as in a real run, and the ledger and its account are filled as they would be, while no row of any
+client is touched.
 """
 
 from collections.abc import Iterator
@@ -18,9 +20,10 @@ from coterie.federation.secure import Secure
 from coterie.federation.secure.party import STAGES
 from coterie.federation.secure.summing import Summed
 from coterie.federation.shards import Stack
-from coterie.federation.tree import Tree, tree_flatten, tree_unflatten
-from coterie.federation.work import Handle, Memory
+from coterie.federation.tree import Tree, tree_flatten, tree_leaves, tree_unflatten
+from coterie.federation.work import Each, Handle, Memory, name_of
 
+PRODUCT = "hessian-product"  # how the names of works end that multiply the last vector that they are sent
 SMALLEST = 40  # halvings of the replies: series over them converge
 
 
@@ -54,7 +57,10 @@ class Rehearsal:
         if call.memory is not None:
             inside = call.memory.payload
             memory = inside.start if isinstance(inside, Handle) else inside
-        yield Replies(ids, self._made(self.expected.of(call).stacked(len(ids))), memory)
+        values = self._made(self.expected.of(call).stacked(len(ids)))
+        if name_of(call.work).endswith(PRODUCT) and isinstance(values, Tensor):
+            values = _multiplied(call, ids, values)
+        yield Replies(ids, values, memory)
 
     def secure_sum(self, call: Call, ids: Tensor, scales: Tensor, secure: Secure) -> Summed:
         """A sum of the right form, without any protocol."""
@@ -88,3 +94,11 @@ class Rehearsal:
             return (made * 0.5**self._asked).to(device=device, dtype=dtype)
 
         return tree_unflatten([leaf(what) for what in form.leaves], form.structure)
+
+
+def _multiplied(call: Call, ids: Tensor, values: Tensor) -> Tensor:
+    """The last vectors that the clients are sent, where they have the form of the replies; else the replies."""
+    sent = [leaf for leaf in tree_leaves(call.shared) if isinstance(leaf, Tensor | Each)]
+    last = sent[-1] if sent else values
+    vectors = last.of(ids) if isinstance(last, Each) else last
+    return vectors.to(values).expand_as(values) if vectors.shape in (values.shape, values.shape[1:]) else values

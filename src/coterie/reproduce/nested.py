@@ -24,6 +24,10 @@ SOLVERS = (
     "fedbioacc",
     "simfbo",
     "fedmbo",
+    "exact-gd",
+    "primal-dual",
+    "sustain",
+    "rfho",
 )
 """All methods that take a bilevel problem; a test compares with the registry."""
 DENSE = ("exact-gd", "rfho")

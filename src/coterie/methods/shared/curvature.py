@@ -1,8 +1,9 @@
 """The curvature of the clients' losses, for default steps where losses are quadratic.
 
 A quadratic loss (`task.quadratic`: least squares on a linear model) has one curvature everywhere, so that an estimate
-before the first round holds for the whole run. Methods take steps from it where no step is set. Other losses keep the
-papers' steps as defaults: the curvature of a network at its start says little about later rounds.
+before the first round holds for the whole run. Methods whose steps are not set at all follow it where all clients
+participate. Else the papers' steps are the defaults: the curvature of a network at its start says little about later
+rounds, and a sample of clients is noise.
 """
 
 from typing import NamedTuple
@@ -31,6 +32,13 @@ class Curvatures(NamedTuple):
     def condition(self) -> float:
         """κ, at least 1 and at most `CONDITION`."""
         return max(1.0, self.largest / max(self.least, self.largest / CONDITION))
+
+
+def constant(fed: Federation) -> bool:
+    """Whether the curvature is the same in all rounds, and may be asked for: quadratic losses, all clients participate,
+    and sums are not secure."""
+    everyone = fed.participation.probability == 1.0 and fed.participation.count is None
+    return fed.task.quadratic and everyone and len(fed.ids) == fed.n and fed.secure is None
 
 
 @work("curvature/extremes", update=None)

@@ -9,9 +9,10 @@ cost no round where the server holds its rows. `tie` adds the penalty of methods
 record.
 
 Defaults: γ = 0.05 for the model and 5e-4 for the system, τ = 10, q = 0.02, T = five passes and η = 0.02 are the
-paper's, for networks. Where the loss is quadratic, settings that are not set follow the curvature L and the condition κ
-of the clients' losses, estimated in one exchange before the first step: γ = 1/(2L) for both solves, τ = 1 (local steps
-of clients that differ would leave a bias), q = 1, T = 4κ between 20 and 100, and η by spectral steps (spectral.py).
+paper's, for networks. Where none of them is set, the loss is quadratic and all clients participate, they follow the
+curvature L and the condition κ of the clients' losses, estimated in one exchange before the first step: γ = 1/(2L) for
+both solves, τ = 1 (local steps of clients that differ would leave a bias), q = 1, T = 4κ between 20 and 100, and η by
+spectral steps (spectral.py).
 
 The cap b is not set by default, so that the problem is that of the other methods, w on the whole simplex; the paper's
 experiments have b = 1/3.
@@ -31,7 +32,7 @@ from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.baselines.local_svrg import SVRGSteps, check_cap, five_epochs, solve
-from coterie.methods.shared.curvature import Curvatures, curvatures
+from coterie.methods.shared.curvature import Curvatures, constant, curvatures
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
 from coterie.methods.weights.spectral import Spectral, advance, spectral
@@ -117,33 +118,30 @@ def check_schedule(schedule: str, convexity: float) -> None:
         )
 
 
-class InnerSolves(NamedTuple):
-    """The settings of both Local-SVRG solves, None where they are not set; γ of the system apart."""
+class Given(NamedTuple):
+    """γ of the model and of the system, η, τ, T and q, None where they are not set."""
 
     step: float | None
     system_step: float | None
+    outer_step: float | None
     local_steps: int | None
     steps: int | None
-    batch: int
     refresh: float | None
-    average: bool
-    convexity: float
 
     def curvature(self, fed: Federation, theta: Tensor, known: Curvatures) -> Curvatures:
-        """The estimates, where the loss is quadratic and a setting follows them; else zeros."""
-        unset = None in (self.step, self.system_step, self.steps)
-        return curvatures(fed, theta) if fed.task.quadratic and unset and not known.largest else known
+        """The estimates, where nothing is set and they hold for the whole run; else zeros."""
+        follows = set(self) == {None} and constant(fed)
+        return curvatures(fed, theta) if follows and not known.largest else known
 
-    def of_model_and_system(self, fed: Federation, c: Curvatures) -> tuple[SVRGSteps, SVRGSteps]:
-        """The settings of the two solves."""
-        quadratic = fed.task.quadratic
-        tau = self.local_steps or (1 if quadratic else 10)
-        q = self.refresh or (1.0 if quadratic else 0.02)
-        known = c.largest > 0.0
-        T = self.steps or (min(100, max(20, round(4 * c.condition))) if known else five_epochs(fed, self.batch))
-        slow = 1.0 / (2.0 * c.largest) if known else None
-        model = SVRGSteps(self.step or slow or 0.05, tau, q, T, self.batch, self.average, self.convexity)
-        return model, model._replace(step=self.system_step or slow or 5e-4)
+    def solves(self, fed: Federation, c: Curvatures, batch: int) -> tuple[SVRGSteps, SVRGSteps]:
+        """The settings of Local-SVRG for the model and for the system."""
+        if c.largest:
+            T = min(100, max(20, round(4 * c.condition)))
+            model = SVRGSteps(1.0 / (2.0 * c.largest), 1, 1.0, T, batch)
+            return model, model
+        T = self.steps or five_epochs(fed, batch)
+        model = SVRGSteps(self.step or 0.05, self.local_steps or 10, self.refresh or 0.02, T, batch)
+        return model, model._replace(step=self.system_step or 5e-4)
 
 
 @validated
@@ -168,19 +166,19 @@ def bilevel(
 
     Symbols: γ = step, η = outer_step, τ = local_steps, T = steps, q = refresh, b = cap, μ = convexity.
 
+    On quadratic losses with all clients, steps, τ, T and q follow the curvature of the losses if none of them is set;
+    the estimate takes one round more, once.
+
     Cost: 2(1 + ⌈T/τ⌉) + 1 rounds per call of round (2 more with average), and 1 exchange with the target.
 
     Args:
-        step: γ, step size of the model; 0.05 if not set, for quadratic losses half the inverse of their curvature
-        system_step: step size of Local-SVRG for the linear system that gives h; 5e-4 if not set, for quadratic losses
-            that of the model
-        outer_step: η, step size of the projected descent on the weights; 0.02 if not set, spectral steps for quadratic
-            losses where all clients reply
-        local_steps: τ, local steps between two averages; 10 if not set, 1 for quadratic losses
-        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set, for quadratic
-            losses four times their condition number
+        step: γ, step size of the model; 0.05 if not set
+        system_step: step size of Local-SVRG for the linear system that gives h; 5e-4 if not set
+        outer_step: η, step size of the projected descent on the weights; 0.02 if not set
+        local_steps: τ, local steps between two averages; 10 if not set
+        steps: T, iterations of each Local-SVRG solve; five passes over the largest shard if not set
         batch: rows per corrected gradient
-        refresh: q, probability per step that a client renews its anchor; 0.02 if not set, 1 for quadratic losses
+        refresh: q, probability per step that a client renews its anchor; 0.02 if not set
         cap: b, largest weight of one client; 1 leaves the weights on the whole simplex, as the other methods do
         average: return the weighted average of Local-SVRG's iterates instead of the last one
         schedule: theorem lets T and γ of the inner solves change from outer step to outer step as Theorem 4 has it
@@ -202,7 +200,7 @@ def bilevel(
     """
 
     check_schedule(schedule, convexity)
-    solves = InnerSolves(step, system_step, local_steps, steps, batch, refresh, average, convexity)
+    given = Given(step, system_step, outer_step, local_steps, steps, refresh)
 
     def init(problem: Problem, n: int) -> BilevelState:
         check_cap(cap, n)
@@ -214,10 +212,10 @@ def bilevel(
         return project_capped_simplex(w, cap)
 
     def moved(
-        fed: Federation, s: BilevelState, found: Hypergradient, gradient: Tensor
+        fed: Federation, s: BilevelState, found: Hypergradient, gradient: Tensor, curvature: Curvatures
     ) -> tuple[Tensor, Spectral, bool]:
         """The next weights, the state of spectral steps, and whether the last weights were good."""
-        if outer_step is None and fed.task.quadratic and found.complete:
+        if curvature.largest and found.complete:
             value = found.loss + 0.5 * tie * (s.w - 1.0 / fed.n).square().sum()
             after, w, good = advance(s.spectral, s.w, gradient, value, project)
             return w, after, good
@@ -225,13 +223,14 @@ def bilevel(
         return w, spectral(w), True
 
     def round(fed: Federation, s: BilevelState, draw: Draw) -> BilevelState:
-        curvature = solves.curvature(fed, s.theta, s.curvature)
-        model, system = solves.of_model_and_system(fed, curvature)
+        curvature = given.curvature(fed, s.theta, s.curvature)
+        solves = (svrg._replace(average=average, convexity=convexity) for svrg in given.solves(fed, curvature, batch))
+        model, system = solves
         if schedule == "theorem":
             model, system = (grown(solver, s.steps, 2, constant) for solver in (model, system))
         found = hypergradient(fed, s.theta, s.w, model, system, draw)
         gradient = tied(found.gradient, s.w, tie)
-        w, after, good = moved(fed, s, found, gradient)
+        w, after, good = moved(fed, s, found, gradient, curvature)
         eta = outer_step or after.step or OUTER_STEP
         mapping = (s.w - project(s.w - eta * gradient)).norm() / eta
         kept = s.kept
@@ -243,7 +242,7 @@ def bilevel(
         return BilevelState(theta, w, gradient, G, mapping, s.steps + 1, kept, curvature, after)
 
     def view(s: BilevelState) -> View:
-        theta, w = s.kept or (s.theta, s.spectral.w if s.spectral.count else s.w)
+        theta, w = s.kept or (s.theta, s.spectral.w if s.spectral.points else s.w)
         return View(theta, w, more=record(s.gradient, s.G, s.mapping))
 
     return Method("bilevel", init, round, view, needs=CURVATURE_AND_TARGET)

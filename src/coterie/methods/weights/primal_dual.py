@@ -14,10 +14,10 @@ An inner step without any active client skips the outer step it belongs to. `ask
 where w_k > 0 (the others are multiplied by 0): less work and traffic, but two rounds per step instead of one. `tie`
 adds the penalty of methods/shared/ties.py to g, for all clients.
 
-Defaults: η_θ = η_λ = 0.05, η_w = 0.005, K = 1, batches of 64 rows, no warm-up. Where the loss is quadratic, settings
-that are not set follow its curvatures L (clients) and L_0 (target), estimated in one exchange before the first step:
-η_θ = 1/(L_0 + ΓL), η_λ = (L_0 + ΓL)/(2L²), K = 10, all rows, and with all clients w moves by spectral steps
-(spectral.py) after five rounds of warm-up.
+Defaults: η_θ = η_λ = 0.05, η_w = 0.005, K = 1, batches of 64 rows, no warm-up. Where none of these is set, the loss is
+quadratic and all clients participate, they follow its curvatures L (clients) and L_0 (target), estimated in one
+exchange before the first step: η_θ = 1/(L_0 + ΓL), η_λ = (L_0 + ΓL)/(2L²), K = 10, all rows, and w moves by spectral
+steps (spectral.py) after five rounds of warm-up.
 
 Nested problems: nested/primal_dual.py.
 
@@ -35,7 +35,7 @@ from torch import Tensor
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import CURVATURE_AND_TARGET, Draw, Federation, Method, Problem, View, validated
 from coterie.methods.nested.primal_dual import NestedPrimalDualState, SaddleSteps, nested_primal_dual
-from coterie.methods.shared.curvature import Curvatures, curvatures
+from coterie.methods.shared.curvature import Curvatures, constant, curvatures
 from coterie.methods.shared.hessian import Ask, asked, hessian_rows
 from coterie.methods.shared.kinds import either
 from coterie.methods.shared.ties import tied
@@ -94,29 +94,26 @@ class Answers(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The settings that follow the curvature of a quadratic loss where they are not set."""
+    """η_θ, η_λ, η_w, K, the warm-up and the rows per gradient, None where they are not set."""
 
     step: float | None
     dual_step: float | None
+    outer_step: float | None
     local_steps: int | None
+    warmup: int | None
     batch: int | str | None
 
     def curvature(self, fed: Federation, theta: Tensor, known: Curvatures) -> Curvatures:
-        """The estimates, where the loss is quadratic and a step follows them; else zeros."""
-        unset = self.step is None or self.dual_step is None
-        return curvatures(fed, theta) if fed.task.quadratic and unset and not known.largest else known
+        """The estimates, where nothing is set and they hold for the whole run; else zeros."""
+        follows = set(self) == {None} and constant(fed)
+        return curvatures(fed, theta) if follows and not known.largest else known
 
     def sizes(self, c: Curvatures, gamma: float) -> tuple[float, float]:
         """η_θ and η_λ."""
         if not c.largest:
             return self.step or 0.05, self.dual_step or 0.05
         stiff = c.target + gamma * c.largest
-        return self.step or 1.0 / stiff, self.dual_step or stiff / (2.0 * c.largest**2)
-
-    def work(self, fed: Federation) -> tuple[int, int | str]:
-        """K and the rows per gradient."""
-        quadratic = fed.task.quadratic
-        return self.local_steps or (10 if quadratic else 1), self.batch or ("all" if quadratic else 64)
+        return 1.0 / stiff, stiff / (2.0 * c.largest**2)
 
 
 @validated
@@ -141,22 +138,22 @@ def primal_dual(
 
     Cost: K rounds per call of round (2K with ask="weighted"), K exchanges with the target; 2Kd numbers up per client.
 
+    On quadratic losses with all clients, steps, K, warm-up and rows follow the curvature of the losses if none of them
+    is set; the estimate takes one round more, once.
+
     On nested problems there are K rounds with d_x + 2 d_y numbers up per client in each; K is 10 and all rows are asked
-    if not set, and steps that are not set take at most 80 exchanges more, once.
+    if not set, and steps that are not set take at most 43 exchanges more, once.
 
     Args:
-        step: η_θ, step size of the model; 0.05 if not set, by the curvature of quadratic losses
-        dual_step: η_λ, step size of the dual variable; 0.05 if not set, by the curvature of quadratic losses
-        outer_step: η_w, step size on the weights, well below dual_step; 0.005 if not set, spectral steps for quadratic
-            losses with all clients and rows
+        step: η_θ, step size of the model; 0.05 if not set
+        dual_step: η_λ, step size of the dual variable; 0.05 if not set
+        outer_step: η_w, step size on the weights, well below dual_step; 0.005 if not set
         augmentation: Γ, weight of the clients' loss in the Lagrangian; a warning reports where it is below the
             theorem's bound
         radius: D, largest norm of the dual variable
-        local_steps: K, steps on the model and the dual variable per update of the weights; 1 if not set, 10 for
-            quadratic losses
-        warmup: rounds that leave the weights alone until the dual variable has settled; 0 if not set, 5 before spectral
-            steps
-        batch: rows per gradient and product of a client; 64 if not set, all for quadratic losses
+        local_steps: K, steps on the model and the dual variable per update of the weights; 1 if not set
+        warmup: rounds that leave the weights alone until the dual variable has settled; 0 if not set
+        batch: rows per gradient and product of a client; 64 if not set
         scalar: who computes λᵀ∇L_k: the server from the gradients, or the client, which then sends one number more, and
             in a secure run no gradient but in a sum
 
@@ -174,27 +171,30 @@ def primal_dual(
         (True, 40)
     """
 
-    given = Given(step, dual_step, local_steps, batch)
+    given = Given(step, dual_step, outer_step, local_steps, warmup, batch)
 
     def init(problem: Problem, n: int) -> PrimalDualState:
         theta, w = problem.start, uniform(n, like=problem.start)
         bound, residuals = least_gamma(problem, radius), theta.new_zeros(2)
         return PrimalDualState(theta, torch.zeros_like(theta), w, 0, bound, residuals, Curvatures(), spectral(w))
 
-    def hidden(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool) -> Answers:
+    def hidden(
+        fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool, batch: int | str
+    ) -> Answers:
         """The same from secure sums; clients compute λᵀ∇L_k(θ) themselves, where the weights are about to move."""
-        batch = given.work(fed)[1]
         g, Hl = fed.mean(gradient_and_product, (theta, lam), weights=w, draw=at, batch=batch, scalar=False)
         whole, ids, dots = w[fed.ids].sum(), fed.ids, None
         if last:
             dots, ids = fed.gather(slope_alone, (theta, lam), draw=at, batch=batch)
         return Answers(fed.n / len(ids) * whole * g, whole * Hl, dots, ids)
 
-    def answers(fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool) -> Answers:
+    def answers(
+        fed: Federation, theta: Tensor, lam: Tensor, w: Tensor, at: Draw, last: bool, batch: int | str
+    ) -> Answers:
         """What the clients of A answer; λᵀ∇L_k(θ) is computed here unless clients send it."""
-        sent, batch = last and scalar == "client", given.work(fed)[1]
+        sent = last and scalar == "client"
         if fed.secure is not None and scalar == "client":
-            return hidden(fed, theta, lam, w, at, last)
+            return hidden(fed, theta, lam, w, at, last, batch)
         if ask == "all":
             (G, HL, *dots), ids = fed.gather(gradient_and_product, (theta, lam), draw=at, batch=batch, scalar=sent)
             return Answers(fed.n / len(ids) * w[ids] @ G, w[ids] @ HL, dots[0] if sent else G @ lam, ids)
@@ -209,12 +209,13 @@ def primal_dual(
         theta, lam, w, residuals = s.theta, s.lam, s.w, s.residuals
         curvature = given.curvature(fed, theta, s.curvature)
         eta, eta_dual = given.sizes(curvature, augmentation)
-        steps, rows = given.work(fed)
+        follows = curvature.largest > 0.0
+        steps, rows = (10, "all") if follows else (local_steps or 1, batch or 64)
         slope, replies = torch.zeros_like(w), 0
         for k in range(steps):
             at, last = draw.step(k), k == steps - 1
             active = fed if k == 0 else fed.sample(draw=at)
-            found = answers(active, theta, lam, w, at, last)
+            found = answers(active, theta, lam, w, at, last, rows)
             g0 = fed.ask_target(goal_gradient, theta, draw=at.phase("target"), batch=target_batch)
             r = fed.n / len(found.ids)
             if found.dots is not None:
@@ -223,9 +224,9 @@ def primal_dual(
             theta = theta - eta * (g0 + r * found.Hl + augmentation * found.g)
             lam = project_ball(lam + eta_dual * found.g, radius)
         slope = tied(slope, w, tie)
-        exact = outer_step is None and fed.task.quadratic and replies == fed.n and rows == target_batch == "all"
+        exact = follows and replies == fed.n and target_batch == "all"
         good = s.spectral if exact else spectral(w)
-        if s.steps >= (warmup if warmup is not None else 5 * exact):
+        if s.steps >= (5 if follows else warmup or 0):
             if exact:
                 good, w, _ = advance(s.spectral, w, slope, None, project_simplex)
             else:

@@ -27,7 +27,7 @@ class Spectral(NamedTuple):
     gradient: Tensor
     values: Tensor
     step: float
-    count: int
+    points: int
 
 
 def spectral(w: Tensor) -> Spectral:
@@ -51,14 +51,14 @@ def advance(
         value: F there; where it is None every point is good, and a step grows fourfold at most.
         project: Π.
     """
-    if s.count and value is not None and float(value) > float(s.values.max()) + SLACK * abs(float(value)):
+    if s.points and value is not None and float(value) > float(s.values.max()) + SLACK * abs(float(value)):
         s = s._replace(step=s.step / 4)
         return s, project(s.w - s.step * s.gradient), False
-    step = _first(gradient) if s.count == 0 else _next(s, w, gradient)
-    if value is None and s.count:
+    step = _first(gradient) if s.points == 0 else _next(s, w, gradient)
+    if value is None and s.points:
         step = min(step, 4.0 * s.step)
     values = s.values if value is None else torch.cat([s.values[1:], value.reshape(1).to(s.values)])
-    return Spectral(w, gradient, values, step, s.count + 1), project(w - step * gradient), True
+    return Spectral(w, gradient, values, step, s.points + 1), project(w - step * gradient), True
 
 
 def _first(gradient: Tensor) -> float:
@@ -74,4 +74,4 @@ def _next(s: Spectral, w: Tensor, gradient: Tensor) -> float:
         return s.step
     if curved <= 0.0:
         return 2.0 * s.step
-    return length / curved if s.count % 2 else curved / float(change @ change)
+    return length / curved if s.points % 2 else curved / float(change @ change)
