@@ -128,7 +128,7 @@ def test_a_diverged_run_names_the_knob_and_keeps_the_last_good_model(tmp_path: P
 
 
 def test_rounds_without_answers_are_skipped_and_counted(tmp_path: Path) -> None:
-    config = configured(federation={"norm": 1e-9})
+    config = configured(federation={"norm": 1e-9}, method={"step": 0.1})  # a step that is set needs no curvatures
     parts = assemble(config)
     result = run_rounds(parts, tmp_path)
     assert (result.summary["outcome"], result.summary["rounds"]) == ("failed", 6)

@@ -289,7 +289,7 @@ def by_round(folder):
 
 def test_weights_show_who_took_part_so_no_amplification_is_claimed(tmp_path):
     """The weights of those that were not active keep their share: a reader of weights.csv names the active set."""
-    more = {"privacy.clip": 1.0, "federation.active": 0.5}
+    more = {"privacy.clip": 1.0, "federation.active": 0.5, "method.mirror_step": 0.1}
     parts = assemble(configured(**more))
     run_rounds(parts, tmp_path)
     draw = Draw.of(parts.config.run.seed)

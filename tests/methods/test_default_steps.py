@@ -48,7 +48,7 @@ def problem_of(clients: list[Shard], target: Shard) -> Any:
     ("make", "rounds"),
     [
         (methods.exact_gd, 25),
-        (methods.meritfed, 25),
+        (methods.meritfed, 60),
         (methods.primal_dual, 25),
         pytest.param(methods.bilevel, 25, marks=pytest.mark.slow),
     ],

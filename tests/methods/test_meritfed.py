@@ -275,9 +275,10 @@ def test_training_rows_of_the_target_judge():
 def test_a_client_that_is_the_target_is_asked_for_its_own_training_rows(solver, asked, times):
     problem = a_quadratic()
     fed = federation(problem, target=2)
-    s = play(meritfed(data="train", mirror_steps=3, solver=solver), problem, 2, fed=fed)
+    mirror = {"mirror_step": 0.1, "mirror_steps": 3, "solver": solver}
+    s = play(meritfed(data="train", **mirror), problem, 2, fed=fed)
     own = replace(problem, target=Shard(problem.task, None, problem.train.client(2)))
-    torch.testing.assert_close(s.w, play(meritfed(mirror_steps=3, solver=solver), own, 2).w)
+    torch.testing.assert_close(s.w, play(meritfed(**mirror), own, 2).w)
     entry = fed.ledger.by_cause[f"mirror/{asked}"]
     r = 0 if solver == "mirror" else 4
     assert (entry.rounds, entry.floats_up) == (2 * times, 2 * times * (4 + r * r))

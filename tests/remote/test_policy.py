@@ -226,6 +226,8 @@ HARMLESS = {
     *("decode_step", "resource", "decay", "sketch", "sketch_seed", "accuracy", "inner_step", "series"),
     *("lipschitz", "labelled", "distil_step", "change"),
     *("budget", "choose", "clip", "l2", "mask", "when"),
+    *("personal", "goal", "outer_step", "normalise", "sizes", "points", "inner_factors", "factors", "radius", "t"),
+    *("forget", "adaptive", "fairness"),
     *("weight_step", "entries"),
 }
 """Settings that neither bound cost nor say how many rows a result is from."""

@@ -142,12 +142,14 @@ TABLES: dict[str, Any] = {
     "problem__test": 200,
     "federation__secure": True,
 }
-MERIT = {"run__method": "meritfed", "method__solver": "lagged"}
+MERIT = {"run__method": "meritfed", "method__solver": "lagged", "method__step": 1.0, "method__mirror_step": 0.01}
 PRIMAL = {"run__method": "primal-dual", "method__scalar": "client"}
 SIX = {  # too many for 3 clients: two sums of the same gradients; with this seed the rule of leverages admits them
     "run__method": "meritfed",
     "method__solver": "projected",
     "method__mirror_steps": 1,
+    "method__step": 1.0,
+    "method__mirror_step": 0.01,
     "method__batch": "all",
     "problem__clients": 6,
     "problem__friends": 3,

@@ -15,7 +15,7 @@ from coterie.experiment.rehearsal import rehearsed
 from coterie.federation.tree import named_leaves
 from coterie.methods.registry import METHODS, method_entry
 
-SETTING = {"meritfed": {"solver": "lagged"}, "primal-dual": {"scalar": "client"}}
+SETTING = {"meritfed": {"solver": "lagged", "mirror_step": 0.01}, "primal-dual": {"scalar": "client"}}
 HIDDEN = [entry.name for entry in METHODS if entry.secure != "no"]
 CORE = (
     "meritfed",

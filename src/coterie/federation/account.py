@@ -17,6 +17,7 @@ What = Literal[
 STATISTICS = frozenset({"files", "file-checks", "private-files", "sites", "models"})
 """Families of works whose replies describe rows: moments, quantiles, words, class counts, hashes."""
 SIZES = "declaration"
+FEW = 4  # numbers of a report, such as the largest and the least curvature
 
 
 class Seen(NamedTuple):
@@ -121,15 +122,17 @@ class Account:
         return account
 
 
-def kind(cause: str, replies: Tree) -> What:
+def kind(cause: str, replies: Tree, *, report: bool = False) -> What:
     """What the replies of single clients are, by the name of their work and by whether they hold vectors.
 
     Args:
         cause: the name of the work.
         replies: the replies, stacked.
+        report: whether the work declares that its result is no update; a few numbers of it are single ones.
     """
     if cause.partition("/")[0] in STATISTICS:
         return "statistics"
-    if any(t.dim() > 1 for t in tensors(replies)):
+    few = report and sum(t[0].numel() for t in tensors(replies)) <= FEW
+    if any(t.dim() > 1 for t in tensors(replies)) and not few:
         return "whole updates"
     return "losses" if "loss" in cause.partition("/")[2] else "single numbers"

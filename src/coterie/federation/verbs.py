@@ -23,7 +23,7 @@ from coterie.federation.screening import Screening
 from coterie.federation.secure import Secure
 from coterie.federation.secure.summing import TooFew, mean_of, question_of, secure_sum
 from coterie.federation.tree import Size, Tree, joined, size, tree_flatten, tree_unflatten
-from coterie.federation.work import Each, Memory, Static, Work, name_of
+from coterie.federation.work import Each, Memory, Static, Work, info_of, name_of
 from coterie.numerics import Draw
 
 Key = TypeVar("Key")
@@ -369,7 +369,8 @@ class Federation:
             if self.secure is not None and numbers > self.secure.reveal:
                 raise Revealing(cause, numbers, self.secure.reveal)
             self.ledger.record(cause, up=sent)
-            self.ledger.seen.add("server", cause, numbers, what=kind(cause, replies.values))
+            report = info_of(call.work).update is None
+            self.ledger.seen.add("server", cause, numbers, what=kind(cause, replies.values, report=report))
             limited = self.screening.norm is not None
             fine, reasons = self.screening.reasons(
                 call.updates(replies.ids, replies.values) if limited else replies.values

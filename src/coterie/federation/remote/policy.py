@@ -29,7 +29,7 @@ BATCHES = frozenset({"batch", "decode_batch", "mirror_batch"})
 STEPS = frozenset(
     {
         *("steps", "personal_steps", "inner_steps", "decode_steps", "encode_steps", "solve_steps", "distil_steps"),
-        *("terms", "stage_epochs", "weight_steps"),
+        *("terms", "stage_epochs", "head_steps", "weight_steps"),
     }
 )
 """Settings that say how often something is repeated. They must not change the form of a result."""

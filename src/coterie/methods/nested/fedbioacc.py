@@ -101,7 +101,7 @@ def fedbioacc(
 
     Cost: 2 rounds per call of round, one more in the first; 2 (d_x + 2 d_y) numbers up per client.
 
-    Steps "auto" take at most 80 exchanges more, in the first round.
+    Steps "auto" take at most 43 exchanges more, in the first round.
 
     Args:
         step: γ, step size of the inner variable; "auto" takes half the inverse of its curvature

@@ -48,11 +48,11 @@ def soba(*, step: Step = "auto", outer_step: Step = "auto", batch: BatchSize = "
     Symbols: ρ = step, γ = outer_step.
 
     Cost: 1 round per call of round, with 2 d_y + d_x numbers per client up and down.
-    Steps "auto" take at most 80 rounds more, in the first call.
+    Steps "auto" take at most 43 rounds more, in the first call.
 
     Args:
         step: ρ, step size of y and v; "auto" takes 1/L, with the curvature L of the inner loss
-        outer_step: γ, step size of x; "auto" takes 1/((1 + κ) K), with the curvature K of the outer objective
+        outer_step: γ, step size of x; "auto" chooses it by a small model of the problem
         batch: rows per direction and level; 'all' uses every row of the client
 
     Example:

@@ -35,9 +35,10 @@ class Curvatures(NamedTuple):
 
 
 def constant(fed: Federation) -> bool:
-    """Whether the curvature is the same in all rounds: quadratic losses, and all clients participate."""
+    """Whether the curvature is the same in all rounds, and may be asked for: quadratic losses, all clients participate,
+    and sums are not secure."""
     everyone = fed.participation.probability == 1.0 and fed.participation.count is None
-    return fed.task.quadratic and everyone and len(fed.ids) == fed.n
+    return fed.task.quadratic and everyone and len(fed.ids) == fed.n and fed.secure is None
 
 
 @work("curvature/extremes", update=None)

@@ -61,7 +61,7 @@ def exact_gd(
 
     Cost: 2K + 2 rounds per call of round (K + 2 with inner="gradient", or nested); d² numbers up for each Hessian.
 
-    Steps of nested problems that are not set take at most 80 exchanges more, once.
+    Steps of nested problems that are not set take at most 43 exchanges more, once.
 
     Args:
         step: η, step size of the inner steps, where these are gradient steps; 0.05 if not set, by the curvature of

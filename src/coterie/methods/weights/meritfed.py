@@ -12,9 +12,8 @@ active clients only; the others keep theirs. From the authors' code, off by defa
 mirror step from the mean of the iterates so far and ends at that mean, `cut` divides α by 10 after that many rounds.
 `average = true` takes the mean of the iterates and leaves them as they are.
 
-Defaults: γ = α = 0.1. Where neither is set, the loss is quadratic and all clients participate, they follow the
-curvature L of the clients' losses, estimated in one exchange before the first step: γ = 1/L, and α is the inverse of
-the largest curvature of φ, max_{jk} |∂²φ/∂w_j∂w_k|, where the target at the server gives φ exactly.
+α is 0.1 unless it is set. Where the loss is quadratic and its target is at the server, so that φ is known exactly, it
+is the inverse of the largest curvature of φ, max_{jk} |∂²φ/∂w_j∂w_k|, and of the tie penalty.
 
 Beyond the paper. `solver = "projected"` takes the same mirror steps from sums and single numbers, for secure runs: each
 asks for the sum Gᵀw and for one number ⟨∇L_0, g_k⟩ per client. `solver = "lagged"` asks for one sum and one number in
@@ -36,7 +35,6 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
-from coterie.methods.shared.curvature import Curvatures, constant, curvatures
 from coterie.methods.shared.optimisers import Moments, ServerRule, UpdateRule
 from coterie.methods.shared.ties import saturating
 from coterie.methods.shared.works import gradient, local_sgd, own_gradient
@@ -60,14 +58,13 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 class MeritFedState(NamedTuple):
     """The common model [d], the client weights [K] on the simplex, the moments of the server's rule, rounds done, and
-    the sums of all slopes [K] where the link is logistic, and the curvature of quadratic losses."""
+    the sums of all slopes [K] where the link is logistic."""
 
     x: Tensor
     w: Tensor
     moments: Moments
     rounds: int
     sums: tuple[Tensor, ...] = ()
-    curvature: Curvatures = Curvatures()
 
 
 def walked(shard: Shard, x: Tensor, static: Static, draw: Draw) -> Tensor:
@@ -108,7 +105,7 @@ def sharpness(slope: Slope, like: Tensor) -> float:
 @validated
 def meritfed(
     *,
-    step: Positive | None = None,
+    step: Positive = 0.1,
     mirror_step: Positive | None = None,
     mirror_steps: Whole = 10,
     mirror: Literal["md", "smd"] = "md",
@@ -135,16 +132,12 @@ def meritfed(
 
     Symbols: γ = step, α = mirror_step, η = server_step (γ unless given).
 
-    On quadratic losses with all clients, γ and α follow the curvature of the losses if neither is set; the estimate
-    takes one round more, once.
-
     With solver="projected" there are 2 mirror_steps + 1 rounds per call, with "lagged" 2, and 1 exchange.
 
     Cost: 1 round per call of round, and mirror_steps exchanges with the target (1 with solver="quadratic").
 
     Args:
-        step: γ, step size of the model; 0.1 if not set
-        mirror_step: α, step size of the mirror descent; raise it if the weights hardly move; 0.1 if not set
+        mirror_step: α, step size of the mirror descent; if not set, 0.1 or by the curvature of a quadratic loss
         mirror_steps: mirror steps per round; 0 keeps the weights
         mirror_batch: rows of the target per mirror step, with mirror="smd" or data="fresh"
         average: take the mean of the mirror iterates; "continue" starts each mirror step from the mean so far
@@ -176,15 +169,13 @@ def meritfed(
     by_block = mirror == "smd" or data == "fresh"
     judge = Judge(data, mirror_batch if by_block else "all", max(1, mirror_steps) if mirror == "smd" else 1)
     whole = judge.batch == "all"
-
-    def rule(gamma: float) -> UpdateRule:
-        return UpdateRule.of(server, step=server_step or gamma, momentum=momentum, second_momentum=second_momentum)
+    rule = UpdateRule.of(server, step=server_step or step, momentum=momentum, second_momentum=second_momentum)
 
     def init(problem: Problem, n: int) -> MeritFedState:
         judge.check(problem)
         w = uniform(n, like=problem.start)
         sums = (torch.zeros_like(w),) if link == "logistic" else ()
-        return MeritFedState(problem.start, w, rule(1.0).start(problem.start), 0, sums)
+        return MeritFedState(problem.start, w, rule.start(problem.start), 0, sums)
 
     def learned(
         s: MeritFedState, ids: Tensor, w: Tensor, slope: Slope, size: float
@@ -199,14 +190,7 @@ def meritfed(
             w = saturating(total)
         return w, (s.sums[0].index_copy(0, ids, total),)
 
-    def estimated(fed: Federation, s: MeritFedState) -> tuple[float, Curvatures]:
-        """γ, and the estimates that it follows where it is not set."""
-        known = s.curvature
-        if step is None and mirror_step is None and not known.largest and constant(fed):
-            known = curvatures(fed, s.x)
-        return step or (1.0 / known.largest if known.largest else 0.1), known
-
-    def directions(fed: Federation, x: Tensor, at: Draw, step: float) -> tuple[Tensor, Tensor]:
+    def directions(fed: Federation, x: Tensor, at: Draw) -> tuple[Tensor, Tensor]:
         if local_steps == 1:
             return fed.gather(gradient, x, draw=at, batch=batch)
         models, ids = fed.gather(local_sgd, x, draw=at, step=step, steps=local_steps, batch=batch)
@@ -215,7 +199,6 @@ def meritfed(
     def projected(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
         """The same round, but the server learns Gᵀw and ⟨∇L_0, g_k⟩ instead of G."""
         ids, at = fed.ids, draw.phase("gradient")
-        step, known = estimated(fed, s)
         active = s.w[ids].sum()
         start = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
@@ -237,19 +220,18 @@ def meritfed(
         else:
             w, sums = learned(s, ids, start, lambda w, i: slope_at(mixed(w), w, i), alpha(s))
             p = mixed(w)
-        x, moments = rule(step).move(s.x, p, s.moments, s.rounds + 1)
-        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1, sums, known)
+        x, moments = rule.move(s.x, p, s.moments, s.rounds + 1)
+        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1, sums)
 
-    def alpha(s: MeritFedState, sharpness: float = 0.0) -> float:
-        """α; where it is not set, 0.1, or by the largest curvature of φ where that is known."""
-        size = mirror_step or (1.0 / sharpness if sharpness else 0.1)
+    def alpha(s: MeritFedState, curvature: float = 0.0) -> float:
+        """α; where it is not set, 0.1 or the inverse of the curvature of φ, where that is known."""
+        size = mirror_step or (1.0 / curvature if curvature else 0.1)
         return size / 10 if cut is not None and s.rounds >= cut else size
 
     def round(fed: Federation, s: MeritFedState, draw: Draw) -> MeritFedState:
         if solver in ("projected", "lagged"):
             return projected(fed, s, draw)
-        step, known = estimated(fed, s)
-        G, ids = directions(fed, s.x, draw.phase("gradient"), step)
+        G, ids = directions(fed, s.x, draw.phase("gradient"))
         active = s.w[ids].sum()
         w = uniform(len(ids), like=s.w) if restart else s.w[ids] / active
         ask = judge.at(fed, s.rounds, draw.phase("mirror"))
@@ -258,9 +240,10 @@ def meritfed(
             slope = first_order(ask, s.x, G, step=step)
         else:  # for a quadratic loss at the server the model is exact, and exchanges cost nothing
             slope = second_order(ask, s.x, G, w, step=step, rank=rank)
-        w, sums = learned(s, ids, w, slope, alpha(s, sharpness(slope, w) if exact and known.largest else 0.0))
-        x, moments = rule(step).move(s.x, w @ G, s.moments, s.rounds + 1)
-        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1, sums, known)
+        sharp = sharpness(slope, w) + tie if exact and batch == "all" and mirror_step is None else 0.0
+        w, sums = learned(s, ids, w, slope, alpha(s, sharp))
+        x, moments = rule.move(s.x, w @ G, s.moments, s.rounds + 1)
+        return MeritFedState(x, s.w.index_copy(0, ids, active * w), moments, s.rounds + 1, sums)
 
     needs = {"gradient", "target"} | ({"hvp"} if solver == "quadratic" else set())
     return Method("meritfed", init, round, lambda s: View(s.x, s.w), needs=frozenset(needs))

@@ -165,6 +165,8 @@ def second_order(ask: Ask, x: Tensor, G: Tensor, w: Tensor, *, step: float, rank
     """
     (K, d), C = G.shape, G - w @ G  # u − w sums to 0, so only differences of gradients matter
     r = min(K - 1, d, *([] if rank is None else [rank]))
+    if not bool(torch.isfinite(C).all()):  # the run has diverged, which its model will show
+        return lambda u, i: torch.full_like(u, torch.nan)
     Q = torch.eye(d).to(G) if r == d else torch.linalg.svd(C, full_matrices=False).Vh[:r]
     g, A = ask(goal_model, (x - step * w @ G, Q), 0)
     linear, P = -step * G @ g, step * C @ Q.T

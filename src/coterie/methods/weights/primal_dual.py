@@ -142,7 +142,7 @@ def primal_dual(
     is set; the estimate takes one round more, once.
 
     On nested problems there are K rounds with d_x + 2 d_y numbers up per client in each; K is 10 and all rows are asked
-    if not set, and steps that are not set take at most 80 exchanges more, once.
+    if not set, and steps that are not set take at most 43 exchanges more, once.
 
     Args:
         step: η_θ, step size of the model; 0.05 if not set

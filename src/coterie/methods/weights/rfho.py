@@ -60,7 +60,7 @@ def rfho(
 
     Cost: 2K rounds per call of round (2K − 1 without carry), 1 exchange with the target; K(N + 1)d numbers up each.
 
-    On nested problems there are K + 1 rounds, and at most 80 exchanges more, once, for steps that are not set.
+    On nested problems there are K + 1 rounds, and at most 43 exchanges more, once, for steps that are not set.
 
     Args:
         step: η, step size of the model or the inner variable; 0.05 if not set, by the curvature of nested problems

@@ -89,7 +89,7 @@ def sustain(
 
     Cost: k + 2 rounds per call of round, and 2 exchanges with the target (1 without weight_momentum).
 
-    Steps of nested problems that are not set take at most 80 exchanges more, once.
+    Steps of nested problems that are not set take at most 43 exchanges more, once.
 
     Args:
         step: β, step size of the model or the inner variable; 0.05 if not set, by the curvature of nested problems
