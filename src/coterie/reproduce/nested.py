@@ -123,7 +123,7 @@ STUDIES = (
         "every bilevel solver on nested-quadratic, whose optimum is known",
         {
             "small": _gaps(
-                {"run.problem": "nested-quadratic"}, 150, "10 clients, 6 + 8 dimensions, condition 5; float64."
+                {"run.problem": "nested-quadratic"}, 400, "10 clients, 6 + 8 dimensions, condition 5; float64."
             ),
             "paper": _gaps(
                 flat(run={"problem": "nested-quadratic"}, problem={"clients": 100, "condition": 20.0}),
@@ -137,7 +137,7 @@ STUDIES = (
         PAGE,
         "every bilevel solver on benchmark_bilevel's simulated quadratic",
         {
-            "small": _gaps({"run.problem": "simulated"}, 200, "16 clients, 100 + 100 dimensions; float64."),
+            "small": _gaps({"run.problem": "simulated"}, 400, "16 clients, 100 + 100 dimensions; float64."),
             "paper": _gaps({"run.problem": "simulated"}, 4000, "16 clients, 100 + 100 dimensions; float64."),
         },
     ),
