@@ -69,7 +69,8 @@ def drawn(result: Mapping[str, Any]) -> list[Chart]:
             band = (line["least"], line["most"]) if "least" in line else None
             colour = i % len(LIGHT)
             kept.append(Line(line["name"], line["x"], line["y"], line["name"], colour, i // len(LIGHT), band))
-        title = f"{measure.label} against {AGAINST[against]}, {result['corner']} {figure['panel']}"
+        panel = f", {result['corner']} {figure['panel']}" if figure["panel"] else ""
+        title = f"{measure.label} against {AGAINST[against]}{panel}"
         kind = "percent" if measure.share else "number"
         name = slug(f"{measure.name}-{against}-{figure['panel']}").lower()
         charts.append(lines(name, title, kept, x=against, y=kind, log=measure.scale == "log"))

@@ -107,7 +107,7 @@ def _weights(clients: int, exchanges: int) -> Table:
         Column("F(w)", {}, "final:objective", ".1e"),
         Column("exchanges to 1e-3", {}, "reach:objective:1e-3", ".0f"),
     )
-    about = f"{clients} clients, half of them friends of the target; F(w) − F*, where F* = 0."
+    about = f"{clients} clients, half of them friends of the target; the least F(w) is 0."
     common = {**EXACT, **flat(run={"problem": "quadratic"}, problem={"clients": clients, "friends": clients // 2})}
     return _table(about, WEIGHT_LEARNERS, columns, common, exchanges, "objective")
 
