@@ -109,7 +109,7 @@ def problem(shards=((X, Y), (X, Y)), target=(X, Y), model: FlatModel | None = No
 def test_a_weighting_problem():
     made = problem(test=(X[:4], Y[:4]), friends=1, dtype=WIDE)
     assert (made.clients, made.friends, made.task.classes, made.start.dtype) == (2, 1, 3, WIDE)
-    assert made.offers == {"gradient", "hvp", "target", "friends"}
+    assert made.offers == {"classes", "gradient", "hvp", "target", "friends"}
     assert made.target.train is None
     assert torch.equal(made.target.valid.all().inputs, X.double())
     assert made.test.capacity == 4

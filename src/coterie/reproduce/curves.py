@@ -61,7 +61,7 @@ def drawn(result: Mapping[str, Any]) -> list[Chart]:
     Args:
         result: what `reproduce` wrote.
     """
-    charts = []
+    charts, several = [], len({figure["panel"] for figure in result.get("curves", [])}) > 1
     for figure in result.get("curves", []):
         measure, against = named(figure["measure"]), figure["against"]
         kept = []
@@ -69,7 +69,7 @@ def drawn(result: Mapping[str, Any]) -> list[Chart]:
             band = (line["least"], line["most"]) if "least" in line else None
             colour = i % len(LIGHT)
             kept.append(Line(line["name"], line["x"], line["y"], line["name"], colour, i // len(LIGHT), band))
-        panel = f", {result['corner']} {figure['panel']}" if figure["panel"] else ""
+        panel = f", {result['corner']} {figure['panel']}" if several else ""
         title = f"{measure.label} against {AGAINST[against]}{panel}"
         kind = "percent" if measure.share else "number"
         name = slug(f"{measure.name}-{against}-{figure['panel']}").lower()
