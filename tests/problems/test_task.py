@@ -113,7 +113,7 @@ def test_a_weighting_problem():
     assert made.target.train is None
     assert torch.equal(made.target.valid.all().inputs, X.double())
     assert made.test.capacity == 4
-    assert problem(target=None).offers == {"gradient", "hvp"}
+    assert problem(target=None).offers == {"classes", "gradient", "hvp"}
 
 
 def test_a_loss_of_ones_own_may_be_anything_that_can_be_called():

@@ -74,6 +74,10 @@ def given(**options: Any) -> dict[str, Any]:
     return {key.replace("_", ".", 1): value for key, value in options.items() if value is not None}
 
 
+NAME = 40
+"""A first column of such names is not wrapped: people copy them."""
+
+
 def print_rows(rows: list[dict[str, Any]], json: bool, columns: tuple[str, ...] = ()) -> None:
     """A table for people, of some columns if they are named, or JSON."""
     if json:
@@ -85,7 +89,8 @@ def print_rows(rows: list[dict[str, Any]], json: bool, columns: tuple[str, ...] 
     table = Table(box=None, pad_edge=False)
     shown = columns or (tuple(rows[0]) if rows else ())
     for number, column in enumerate(shown):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)  # the name is what people copy
+        copied = number == 0 and all(len(_cell(row[column])) <= NAME for row in rows)
+        table.add_column(column, overflow="fold", no_wrap=copied)
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in shown))
     Console(highlight=False).print(table)
