@@ -16,7 +16,7 @@ import coterie
 
 PACKAGE = Path(__file__).resolve().parent.parent / "examples" / "coterie-soba"
 STEPS = ("--set", "method.step=0.2", "--set", "method.outer_step=0.1", "--set", "federation.mode=vmap")
-RUN = ("run", "--method", "soba", "--problem", "nested-quadratic", *STEPS)
+RUN = ("run", "--method", "minisoba", "--problem", "nested-quadratic", *STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def command(site: Path, folder: Path, *arguments: object) -> str:
 
 @pytest.mark.slow
 def test_it_is_listed_run_killed_resumed_compared_and_reported(site: Path, tmp_path: Path) -> None:
-    assert "coterie-soba 0.1.0" in command(site, tmp_path, "list", "methods", "soba")
+    assert "coterie-soba 0.1.0" in command(site, tmp_path, "list", "methods", "minisoba")
     command(site, tmp_path, *RUN, "--rounds", 300, "--out", "whole")
     words = [sys.executable, "-P", "-m", "coterie", *RUN, "--rounds", "300", "--out", "broken"]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -65,13 +65,13 @@ def test_it_is_listed_run_killed_resumed_compared_and_reported(site: Path, tmp_p
     command(site, tmp_path, "resume", "broken")  # the package is installed: no further word is needed
     for name in ("model.safetensors", "weights.csv", "ledger.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes(), name
-    compared = ("--methods", "soba,fednest", "--problem", "nested-quadratic", "--seeds", "0,1,2", "--rounds", 60)
-    own = ("--set", "soba.step=0.2", "--set", "soba.outer_step=0.1")
+    compared = ("--methods", "minisoba,fednest", "--problem", "nested-quadratic", "--seeds", "0,1,2", "--rounds", 60)
+    own = ("--set", "minisoba.step=0.2", "--set", "minisoba.outer_step=0.1")
     table = command(site, tmp_path, "compare", *compared, *own, "--out", "compared")
-    assert "soba" in table
+    assert "minisoba" in table
     assert "fednest" in table
     command(site, tmp_path, "report", "whole")
-    assert "soba" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    assert "minisoba" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(PACKAGE / "tests")]
     done = subprocess.run(tests, capture_output=True, text=True, cwd=tmp_path, env=environment(site), timeout=600)
     assert done.returncode == 0, done.stdout
@@ -104,6 +104,6 @@ def test_its_file_alone_runs_on_flower(tmp_path: Path) -> None:
     shutil.copy(PACKAGE / "coterie_soba.py", tmp_path / "mine.py")
     small = ("--problem", "nested-quadratic", "--set", "problem.clients=2", "--rounds", 2, "--engine", "flower")
     patient = ("--set", "federation.timeout=300", "--set", "federation.patience=500")
-    command(tmp_path / "nothing", tmp_path, "run", "--method", "mine.py:soba", *small, *patient, "--out", "flower")
+    command(tmp_path / "nothing", tmp_path, "run", "--method", "mine.py:minisoba", *small, *patient, "--out", "flower")
     summary = json.loads((tmp_path / "flower" / "summary.json").read_text())
-    assert (summary["method"], summary["rounds"], summary.get("events")) == ("soba", 2, None)
+    assert (summary["method"], summary["rounds"], summary.get("events")) == ("minisoba", 2, None)

@@ -86,29 +86,29 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    install(folder, "coterie-soba", "coterie_soba", SOBA.read_text(), methods="soba = coterie_soba:soba")
+    install(folder, "coterie-soba", "coterie_soba", SOBA.read_text(), methods="minisoba = coterie_soba:minisoba")
     return folder
 
 
 def test_a_file_is_run_resumed_with_consent_and_told_if_it_changed(coterie: Command, tmp_path: Path) -> None:
-    done = coterie("run", "--method", "mine.py:soba", *SMALL, "--out", "r")
+    done = coterie("run", "--method", "mine.py:minisoba", *SMALL, "--out", "r")
     assert done.code == 0, done.err
     file = str(tmp_path / "mine.py")
     text = (tmp_path / "r" / "config.toml").read_text()
-    assert f'method = "{file}:soba"' in text
-    assert re.search(rf'^"{file}:soba" = "{file}, sha256 [0-9a-f]{{64}}"$', text, re.MULTILINE)
+    assert f'method = "{file}:minisoba"' in text
+    assert re.search(rf'^"{file}:minisoba" = "{file}, sha256 [0-9a-f]{{64}}"$', text, re.MULTILINE)
     assert VARIABLE not in os.environ  # the word was for one command
     (tmp_path / "r" / "config.toml").write_text(text.replace("rounds = 3", "rounds = 5"))
     assert "--allow-code" in coterie("resume", "r").err
     done = coterie("resume", "r", "--allow-code", "mine.py", "--json")
     assert done.json["rounds"] == 5
-    assert done.json["method"] == "soba"
+    assert done.json["method"] == "minisoba"
     assert "notes" not in done.json
     (tmp_path / "r" / "config.toml").write_text(text.replace("rounds = 3", "rounds = 7"))
     Path("mine.py").write_text(SOBA.read_text() + "\n# changed\n")
     del sys.modules["mine"]
     done = coterie("resume", "r", "--allow-code", "mine.py", "--json")
-    assert any("resumed with other code" in note and "mine.py:soba" in note for note in done.json["notes"])
+    assert any("resumed with other code" in note and "mine.py:minisoba" in note for note in done.json["notes"])
     Path("elsewhere").mkdir()
     shutil.move("mine.py", "elsewhere/mine.py")
     del sys.modules["mine"]
@@ -131,59 +131,63 @@ def test_code_that_is_typed_is_admitted_for_one_command_also_as_a_network(coteri
 
 
 def test_a_comparison_has_short_names_and_settings_by_them() -> None:
-    names = ["mine.py:soba", "fednest"]
-    common, own = _by_method({"soba.step": 0.2, "mine.py:soba.outer_step": 0.3, "run.rounds": 2}, names)
+    names = ["mine.py:minisoba", "fednest"]
+    common, own = _by_method({"minisoba.step": 0.2, "mine.py:minisoba.outer_step": 0.3, "run.rounds": 2}, names)
     assert common == {"run.rounds": 2}
-    assert own == {"mine.py:soba": {"step": 0.2, "outer_step": 0.3}, "fednest": {}}
+    assert own == {"mine.py:minisoba": {"step": 0.2, "outer_step": 0.3}, "fednest": {}}
     with allowing(["mine.py"]):
         base = load(flags={"run.problem": "nested-quadratic", "problem.clients": 3})
         cases = plan(base, [plugins.canonical(name) for name in names], [0], {})
-    assert [case.name for case in cases] == ["soba-0", "fednest-0"]
-    assert cases[0].config.run.method == str(Path("mine.py").resolve()) + ":soba"
+    assert [case.name for case in cases] == ["minisoba-0", "fednest-0"]
+    assert cases[0].config.run.method == str(Path("mine.py").resolve()) + ":minisoba"
 
 
 @pytest.mark.slow
 def test_workers_of_compare_import_the_file_and_report_its_short_name(coterie: Command, tmp_path: Path) -> None:
-    methods = ("--methods", "mine.py:soba,fednest", "--set", "soba.step=0.2", "--seeds", "0", "--jobs", 1)
+    methods = ("--methods", "mine.py:minisoba,fednest", "--set", "minisoba.step=0.2", "--seeds", "0", "--jobs", 1)
     done = coterie("compare", *methods, *SMALL, "--out", "c", "--json")
     assert done.code == 0, done.err
-    assert [row["method"] for row in done.json["rows"]] == ["soba", "fednest"]
-    assert (tmp_path / "c" / "runs" / "soba-0" / "summary.json").is_file()
-    assert "step = 0.2" in (tmp_path / "c" / "runs" / "soba-0" / "config.toml").read_text()
+    assert [row["method"] for row in done.json["rows"]] == ["minisoba", "fednest"]
+    assert (tmp_path / "c" / "runs" / "minisoba-0" / "summary.json").is_file()
+    assert "step = 0.2" in (tmp_path / "c" / "runs" / "minisoba-0" / "config.toml").read_text()
 
 
 def test_a_registered_method_is_known_by_its_name(coterie: Command, site: Path) -> None:
     rows = {row["name"]: row for row in coterie("list", "methods", "--json").json}
-    assert rows["soba"]["from"] == "coterie-soba 1.2"
-    assert rows["soba"]["what"] == "of coterie-soba"
+    assert rows["minisoba"]["from"] == "coterie-soba 1.2"
+    assert rows["minisoba"]["what"] == "of coterie-soba"
     assert rows["fednest"]["from"] == "coterie"
     assert "coterie_soba" not in sys.modules  # a list imports nothing
-    done = coterie("list", "methods", "soba", "--json")
+    done = coterie("list", "methods", "minisoba", "--json")
     assert done.json["paper"] == "Dagréou et al. 2022"
     assert done.json["from"] == "coterie-soba 1.2"
-    Path("c.toml").write_text('[run]\nmethod = "soba"\n')  # installing is consent, also where a file names it
+    Path("c.toml").write_text('[run]\nmethod = "minisoba"\n')  # installing is consent, also where a file names it
     assert coterie("run", "c.toml", *SMALL, "--out", "r").code == 0
-    assert re.search(r'^soba = "coterie-soba 1.2, sha256 [0-9a-f]{64}"$', Path("r/config.toml").read_text(), re.M)
-    assert method_entry("soba").grid["method.step"] == (0.05, 0.1, 0.2)
+    assert re.search(r'^minisoba = "coterie-soba 1.2, sha256 [0-9a-f]{64}"$', Path("r/config.toml").read_text(), re.M)
+    assert method_entry("minisoba").grid["method.step"] == (0.05, 0.1, 0.2)
 
 
 def test_names_that_two_packages_register_are_refused_and_coteries_own_stay(coterie: Command, site: Path) -> None:
-    install(site, "other-soba", "other_soba", FACTORIES, methods="soba = other_soba:five\nfednest = other_soba:six")
-    done = coterie("run", "--method", "soba", *SMALL)
+    install(site, "other-soba", "other_soba", FACTORIES, methods="minisoba = other_soba:five\nfednest = other_soba:six")
+    done = coterie("run", "--method", "minisoba", *SMALL)
     assert done.code == 2
-    for word in ("coterie-soba 1.2 (coterie_soba:soba)", "other-soba 1.2 (other_soba:five)", "package.module:factory"):
+    for word in (
+        "coterie-soba 1.2 (coterie_soba:minisoba)",
+        "other-soba 1.2 (other_soba:five)",
+        "package.module:factory",
+    ):
         assert word in done.err
     assert method_entry("fednest").source == "coterie"
     names = [row["name"] for row in coterie("list", "methods", "--json").json]
-    assert [name for name in names if ":" in name] == ["other_soba:six", "coterie_soba:soba", "other_soba:five"]
+    assert [name for name in names if ":" in name] == ["other_soba:six", "coterie_soba:minisoba", "other_soba:five"]
     with allowing(["coterie_soba"]):
-        assert method_entry("coterie_soba:soba").make().name == "soba"
+        assert method_entry("coterie_soba:minisoba").make().name == "minisoba"
 
 
 def test_the_same_file_by_two_names_has_two_short_ones() -> None:
-    assert plugins.labels(["a.py:soba", "/x/b.py:soba", "fednest"]) == {
-        "a.py:soba": "a-soba",
-        "/x/b.py:soba": "b-soba",
+    assert plugins.labels(["a.py:minisoba", "/x/b.py:minisoba", "fednest"]) == {
+        "a.py:minisoba": "a-minisoba",
+        "/x/b.py:minisoba": "b-minisoba",
         "fednest": "fednest",
     }
     assert plugins.label("mine.py:two_lines") == "two-lines"
@@ -199,10 +203,10 @@ def test_the_same_file_by_two_names_has_two_short_ones() -> None:
         (("--method", "bad.py:positional"), ("takes step by position", "def positional(*, step")),
         (("--method", "bad.py:nothing"), ("bad has no 'nothing'",)),
         (("--method", "bad.py"), ("names a file", "bad.py:method")),
-        (("--method", "missing.py:soba"), ("there is no file", "missing.py")),
-        (("--method", "no_such_package.module:soba"), ("no_such_package.module cannot be imported",)),
-        (("--method", "mine:soba"), ("The current folder is not searched", "mine.py:")),
-        (("--method", "rival.py:soba"), ("rival.py failed: TypeError", "the family 'fednest' belongs to")),
+        (("--method", "missing.py:minisoba"), ("there is no file", "missing.py")),
+        (("--method", "no_such_package.module:minisoba"), ("no_such_package.module cannot be imported",)),
+        (("--method", "mine:minisoba"), ("The current folder is not searched", "mine.py:")),
+        (("--method", "rival.py:minisoba"), ("rival.py failed: TypeError", "the family 'fednest' belongs to")),
         (("--problem", "bad.py:lines"), ("bad.py:lines returned a str, no Problem", "weighting(")),
         (("--problem", "nothing-like-it"), ("unknown problem",)),
         (("--engine", "cloud"), ("run.engine = 'cloud'", "'local'")),
@@ -213,7 +217,7 @@ def test_what_cannot_be_used_is_named_before_the_first_round(
     coterie: Command, tmp_path: Path, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     (tmp_path / "bad.py").write_text(FACTORIES)
-    (tmp_path / "rival.py").write_text(SOBA.read_text().replace('"soba/directions"', '"fednest/directions"'))
+    (tmp_path / "rival.py").write_text(SOBA.read_text().replace('"minisoba/directions"', '"fednest/directions"'))
     done = coterie("run", "--problem", "nested-quadratic", *arguments, "--out", "r")
     assert done.code == 2, done.out
     for word in words:
@@ -234,7 +238,7 @@ def test_a_file_that_names_code_runs_nothing(coterie: Command, tmp_path: Path) -
 
 def test_a_node_uses_what_its_operator_has_admitted_and_nothing_else(site: Path) -> None:
     """Installing a package at a node is not enough: a server elsewhere names it."""
-    config = load(flags={"run.method": "soba", "run.problem": "nested-quadratic"}, sets={"problem.clients": 3})
+    config = load(flags={"run.method": "minisoba", "run.problem": "nested-quadratic"}, sets={"problem.clients": 3})
     for module in [name for name in sys.modules if name == "coterie_soba"]:
         del sys.modules[module]
     with pytest.raises(UsageError, match=r"coterie-soba 1.2.*admit coterie_soba on this machine"):
@@ -242,18 +246,18 @@ def test_a_node_uses_what_its_operator_has_admitted_and_nothing_else(site: Path)
     assert "coterie_soba" not in sys.modules
     with allowing(["coterie_soba"]):
         node = node_of(read_config(config.as_toml()), (1,))
-    assert node.names.work("soba/directions").__name__ == "directions"
+    assert node.names.work("minisoba/directions").__name__ == "directions"
     with pytest.raises(UsageError, match=r"is code of .*mine\.py"):
-        read_config('[run]\nmethod = "mine.py:soba"\nproblem = "nested-quadratic"\n')
+        read_config('[run]\nmethod = "mine.py:minisoba"\nproblem = "nested-quadratic"\n')
 
 
 def test_a_node_of_own_rows_takes_a_file_with_works(tmp_path: Path) -> None:
     rows = (torch.randn(4, 2), torch.zeros(4).long())
     data = ClientData(rows, torch.nn.Linear(2, 2), "cross_entropy")
     node = load_node(lambda: data, client=0, memory=None, modules=("mine.py",))
-    assert node.names.work("soba/directions").__module__ == "mine"
+    assert node.names.work("minisoba/directions").__module__ == "mine"
     with pytest.raises(CodecError, match="not among the modules"):
-        load_node(lambda: data, client=0, memory=None).names.work("soba/directions")
+        load_node(lambda: data, client=0, memory=None).names.work("minisoba/directions")
 
 
 def test_a_problem_of_a_file_is_measured_and_its_settings_are_checked(coterie: Command, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class SobaState(NamedTuple):
     v: Tensor
 
 
-@work("soba/directions", update=RESULT)
+@work("minisoba/directions", update=RESULT)
 def directions(shard: Shard, shared: SobaState, private: None, static: Static, draw: Draw) -> SobaState:
     """One client's directions for x, y and v: g on its training rows, f on its validation rows."""
     (x, y, v), task = shared, shard.task
@@ -48,7 +48,7 @@ def directions(shard: Shard, shared: SobaState, private: None, static: Static, d
     paper="Dagréou et al. 2022",
     grid={"method.step": (0.05, 0.1, 0.2), "method.outer_step": (0.01, 0.02, 0.05)},
 )
-def soba(*, step: Positive = 0.1, outer_step: Positive = 0.02, batch: BatchSize = 64) -> Method:
+def minisoba(*, step: Positive = 0.1, outer_step: Positive = 0.02, batch: BatchSize = 64) -> Method:
     """Solve a bilevel problem in one loop, by simultaneous steps on both levels and on the linear system.
 
     Symbols: ρ = step, γ = outer_step.
@@ -61,7 +61,7 @@ def soba(*, step: Positive = 0.1, outer_step: Positive = 0.02, batch: BatchSize 
         batch: rows per client for each of the two levels, or "all"
 
     Example:
-        >>> soba(step=0.2).settings["step"]
+        >>> minisoba(step=0.2).settings["step"]
         0.2
     """
 
@@ -72,4 +72,4 @@ def soba(*, step: Positive = 0.1, outer_step: Positive = 0.02, batch: BatchSize 
         d = fed.mean(directions, s, draw=draw.phase("directions"), batch=batch)
         return SobaState(s.x - outer_step * d.x, s.y - step * d.y, s.v - step * d.v)
 
-    return Method("soba", init, round, lambda s: View(s.x, inner=s.y), needs=frozenset({"nested"}))
+    return Method("minisoba", init, round, lambda s: View(s.x, inner=s.y), needs=frozenset({"nested"}))

@@ -15,16 +15,12 @@ if TYPE_CHECKING:
     from coterie.fitted import Fit, Fits
     from coterie.measures import Measure
     from coterie.problems.nested import Compositional, Minimax, Nested, SingleLevel
-    from coterie.problems.tasks.sets import Ball, Box, Simplex
-    from coterie.problems.tasks.variables import PerClient
     from coterie.problems.weighting import Weighting
 
 machine.prepare()  # before torch is first used
 
 __version__ = "0.1.0"
 __all__ = [
-    "Ball",
-    "Box",
     "Compositional",
     "CoterieError",
     "Fit",
@@ -32,9 +28,7 @@ __all__ = [
     "Measure",
     "Minimax",
     "Nested",
-    "PerClient",
     "RunError",
-    "Simplex",
     "SingleLevel",
     "Stopped",
     "UsageError",
@@ -61,10 +55,6 @@ _HOME = {
     "fit": "coterie.facade",
     "problem": "coterie.facade",
     "Measure": "coterie.measures",
-    "Ball": "coterie.problems.tasks.sets",
-    "Box": "coterie.problems.tasks.sets",
-    "Simplex": "coterie.problems.tasks.sets",
-    "PerClient": "coterie.problems.tasks.variables",
     "Compositional": "coterie.problems.nested",
     "Minimax": "coterie.problems.nested",
     "Nested": "coterie.problems.nested",

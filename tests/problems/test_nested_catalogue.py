@@ -12,7 +12,7 @@ from torch import Tensor
 
 import coterie
 from coterie.errors import UsageError
-from coterie.problems import Context
+from coterie.problems import Context, Simplex
 from coterie.problems.base import View
 from coterie.problems.catalogue.distributionally_robust import distributionally_robust
 from coterie.problems.catalogue.hyper_cleaning import clean_share, hyper_cleaning
@@ -138,7 +138,7 @@ def test_the_worst_mixture_is_the_maximum_on_the_simplex() -> None:
         batch = problem.train.client(k).all()
         e = torch.eye(3, dtype=torch.float64)[k]
         losses.append((problem.task.f(x, e, batch) + 0.5 * 2.0 * (e - 1 / 3).square().sum()) / 3.0)
-    y = coterie.Simplex().project(1 / 3 + torch.stack(losses) / 2.0)  # the maximiser, in closed form
+    y = Simplex().project(1 / 3 + torch.stack(losses) / 2.0)  # the maximiser, in closed form
     values = [mean_outer(problem, x, point) for point in (y, problem.inner_start, torch.eye(3, dtype=torch.float64)[0])]
     assert float(values[0]) > max(map(float, values[1:]))
     method = coterie.methods.fednest(step=0.5, local_steps=1, inner_rounds=8, outer_step=1e-9, batch="all")

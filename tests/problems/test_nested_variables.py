@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import coterie
-from coterie import Ball, Box, PerClient, Simplex
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.numerics import Draw
+from coterie.problems import Ball, Box, PerClient, Simplex
 from coterie.problems.nested import NestedProblem, batch_mean
 
 M, D, P = 4, 3, 2

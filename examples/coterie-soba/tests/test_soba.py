@@ -1,7 +1,7 @@
 """SOBA keeps what every method must keep, and solves a problem whose solution is known."""
 
 import torch
-from coterie_soba import soba
+from coterie_soba import minisoba
 
 import coterie
 from coterie.problems import Context
@@ -17,12 +17,12 @@ def problem(context: Context) -> NestedProblem:
 
 def test_it_keeps_what_every_method_must_keep() -> None:
     """The conformance checks of coterie."""
-    check_method(soba, problem)
+    check_method(minisoba, problem)
 
 
 def test_it_finds_the_solution() -> None:
     """With full batches, to 1e-6."""
     known = problem(Context(dtype=torch.float64))
-    fit = coterie.fit(known, soba(step=0.2, outer_step=0.1, batch="all"), rounds=600, mode="vmap")
+    fit = coterie.fit(known, minisoba(step=0.2, outer_step=0.1, batch="all"), rounds=600, mode="vmap")
     x = fit.variables["x"]
     assert float((x - known.exact.optimum).norm()) < 1e-6

@@ -1,10 +1,10 @@
 """A rehearsal: the rounds of a method without any client, to tell in advance what each will be asked for.
 
 The form of every reply is known from the server's own problem (`remote.expectations`): the work is run here on a few
-rows of zeros. The rehearsal answers with small random numbers of that form, and with the vector itself where the
-product of a Hessian with a vector is asked for: methods that estimate curvatures find those of the identity. So the
-verbs are called as in a real run, and the ledger and its account are filled as they would be, while no row of any
-client is touched.
+rows of zeros. The rehearsal answers with small random numbers of that form, with the vector itself where the product of
+a Hessian with a vector is asked for, and with y, v and x where the directions of a nested problem are: methods that
+estimate curvatures find those of the identity. So the verbs are called as in a real run, and the ledger and its account
+are filled as they would be, while no row of any client is touched.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ from coterie.federation.tree import Tree, tree_flatten, tree_leaves, tree_unflat
 from coterie.federation.work import Each, Handle, Memory, name_of
 
 PRODUCT = "hessian-product"  # how the names of works end that multiply the last vector that they are sent
+DIRECTIONS = "nested/directions"  # the work that is sent (x, y, v) and replies (D_y, D_v, D_x)
 SMALLEST = 40  # halvings of the replies: series over them converge
 
 
@@ -60,6 +61,9 @@ class Rehearsal:
         values = self._made(self.expected.of(call).stacked(len(ids)))
         if name_of(call.work).endswith(PRODUCT) and isinstance(values, Tensor):
             values = _multiplied(call, ids, values)
+        if name_of(call.work) == DIRECTIONS:
+            x, y, v = call.shared
+            values = tuple(sent.expand(len(ids), *sent.shape) for sent in (y, v, x))
         yield Replies(ids, values, memory)
 
     def secure_sum(self, call: Call, ids: Tensor, scales: Tensor, secure: Secure) -> Summed:

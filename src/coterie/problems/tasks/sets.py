@@ -115,8 +115,8 @@ def projection(within: Any, start: Tensor, name: str) -> Projection:
     project: Any = getattr(within, "project", within)
     if not callable(project):
         raise UsageError(
-            f"{name}_set is a {type(within).__name__}; give coterie.Box, Ball or Simplex, or a function that projects "
-            "the flat variable."
+            f"{name}_set is a {type(within).__name__}; give Box, Ball or Simplex of coterie.problems, or a "
+            "function that projects the flat variable."
         )
     away = start + 1.0 + torch.arange(len(start), dtype=start.dtype, device=start.device) / max(1, len(start))
     for point in (start, away):

@@ -28,7 +28,7 @@ class PerClient:
             different sizes (one weight per row), give the largest; entries without influence stay as they are.
 
     Example:
-        `coterie.Nested(inner, outer).on(train, valid, x=coterie.PerClient(torch.zeros(rows)), y=torch.zeros(10))`:
+        `coterie.Nested(inner, outer).on(train, valid, x=PerClient(torch.zeros(rows)), y=torch.zeros(10))`:
         weights of a client's own rows, which neither the server nor another client sees.
     """
 
