@@ -26,6 +26,7 @@ DISTILLERS = ("feddf", "ds-fl", "fed-et")
 DISTIL = {**FEW, "distil_steps": 2, "distil_rows": 8}
 QUICK: dict[str, dict[str, Any]] = {
     "pfedme": {"local_steps": 2, "inner_steps": 3},
+    "bilevel": {"step": 0.05, "system_step": 5e-4, "local_steps": 2, "steps": 4, "refresh": 0.02},
     **dict.fromkeys(("heterofl", "federated-dropout", "fedrolex", "homogeneous", "zerofl", "flash"), FEW),
     **dict.fromkeys(DISTILLERS, DISTIL),
     "fedsep-submodel": {**FEW, "decode_steps": 2},
