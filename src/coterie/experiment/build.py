@@ -44,7 +44,6 @@ from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.base import Problem, measured
 from coterie.problems.catalogue.registry import problem_entry
-from coterie.problems.tasks.supervised import Supervised
 
 MEGABYTE = 1 << 20
 SMALL_WORK = 64 * MEGABYTE
@@ -71,8 +70,7 @@ def make_problem(config: Config) -> Any:
     device = machine.checked_device(config.run.device, config.run.dtype)
     dtype = getattr(torch, config.run.dtype)
     context = Context(config.run.seed, dtype, device, statistics_privacy(config))
-    problem = problem_entry(config.run.problem).make(context, **config.problem)
-    return compiled(problem, config.run.problem) if config.run.compile else problem
+    return problem_entry(config.run.problem).make(context, **config.problem)
 
 
 def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None, mode: Mode = "sequential") -> Node:
@@ -160,15 +158,6 @@ def with_screened_copies(method: Method, config: Config) -> tuple[Method, Federa
     wanted = config.federation.screen_copies
     on = method.learns_weights or learns_weights(config.run.method) if wanted == "auto" else wanted
     return forfeiting(method) if on else method, config.federation.model_copy(update={"screen_copies": on})
-
-
-def compiled(problem: Problem, name: str) -> Any:
-    """The same problem with its derivatives compiled."""
-    if not isinstance(problem.task, Supervised):
-        raise UsageError(f"run.compile works for problems with a network and a loss by row; {name} is none of them.")
-    task = problem.task.compiled()
-    target = None if problem.target is None else replace(problem.target, task=task)
-    return replace(problem, task=task, target=target)
 
 
 @contextmanager

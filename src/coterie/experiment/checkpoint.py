@@ -32,6 +32,7 @@ FORMERLY = re.compile(r"(?<=\[')[\w.]+:\w+(?=/)")  # a name of a work as older v
 LOOP = "loop@"  # before the names of tensors that belong to the loop, not to the method's state
 MAY_CHANGE = {
     "version",
+    "run.compile",
     "run.rounds",
     "run.record",
     "run.checkpoint",

@@ -56,7 +56,7 @@ class RunTable(_Table):
     device: str = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
     threads: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    compile: bool = False
+    compile: Literal["auto"] | bool | Count = "auto"  # or the round from which programs are used, see `compiling.py`
     portable: bool = False  # the same bits on Intel and AMD, see `machine.py`
     record: Count = 1
     checkpoint: Literal["auto"] | Count = "auto"  # auto: after the first round that ends a second after the last one
@@ -76,7 +76,9 @@ class RunTable(_Table):
 
     @model_validator(mode="after")
     def _portable_is_held(self) -> "RunTable":
-        if self.portable and (self.threads not in ("auto", 1) or self.compile or self.device != "cpu"):
+        if self.portable and (
+            self.threads not in ("auto", 1) or self.compile not in ("auto", False) or self.device != "cpu"
+        ):
             raise ValueError("portable = true needs threads = 1, device = cpu and compile = false; leave these out")
         return self
 

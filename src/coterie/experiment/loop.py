@@ -15,6 +15,7 @@ from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, using_threads
+from coterie.experiment.compiling import Compiling
 from coterie.experiment.config import RunTable, code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.measuring import (
@@ -40,7 +41,7 @@ from coterie.numerics import Draw, clusters
 from coterie.plugins import label
 from coterie.problems.base import measured
 from coterie.stop import Rule, rule
-from coterie.storage import write_json
+from coterie.storage import write_atomically, write_json
 
 IN_PLACE_CHECKS = 2  # rounds in which a method is watched for writing into its state
 INTERVAL = 1.0  # seconds between two checkpoints
@@ -174,6 +175,7 @@ def run_rounds(
             run.undo()
             outcome = Outcome("stopped", _how_to_resume(home or folder, again))
         finally:
+            run.compiling.close()
             run.save()
     return run.finish(outcome, notes)
 
@@ -203,6 +205,9 @@ class _Run:
         # nodes may forget what nobody here holds any more; a run may have to go back to these
         self.safe = deque([remote_memories(self.done.state)], maxlen=checkpoint.KEEP)
         self.guarded = guarded(self.parts, self.done.state)
+        run = self.parts.config.run
+        choice = False if run.portable or run.engine != "local" or run.device != "cpu" else run.compile
+        self.compiling = Compiling(self.parts.method, choice, run.threads if isinstance(run.threads, int) else 1)
 
     def rounds(self) -> Outcome:
         known = self.parts.fed.book.drain()  # before the first round
@@ -236,7 +241,7 @@ class _Run:
         skipped = ""
         versions = self.versions()
         try:
-            state = self.parts.method.round(fed.begin(t + 1, draw), self.done.state, draw)
+            state = self.compiling.round(fed.begin(t + 1, draw), self.done.state, draw, self.left)
             events = fed.book.drain()
         except NoClients as error:
             events = fed.book.drain()
@@ -250,7 +255,7 @@ class _Run:
             self.note(fed.book.drain())
             return Outcome("failed", f"in round {t + 1}: {error}")
         self.unwritten(versions)
-        self.note(events)
+        self.note(events + self.compiled(t + 1))
         if not all_finite(state):
             return self.diverged(t + 1)
         done = self.done._replace(
@@ -280,6 +285,29 @@ class _Run:
         if last or self.stopped or self.due():
             self.save()
         return None
+
+    def left(self) -> float:
+        """How many rounds are left, by the number of rounds and by what is spent of the budgets."""
+        run, total, done = self.parts.config.run, self.done.ledger["total"], max(1, self.done.rounds)
+        spent = {run.exchanges: total["rounds"], run.budget: total["bytes_up"] + total["bytes_down"]}
+        by_budget = [done * (limit / max(1, used) - 1.0) for limit, used in spent.items() if limit is not None]
+        return min([run.rounds - self.done.rounds, *by_budget])
+
+    def compiled(self, t: int) -> list[dict[str, Any]]:
+        """What is to be noted about compiled rounds after round t; config.toml keeps what was chosen."""
+        start, reason = self.compiling.chosen, self.compiling.reason
+        self.compiling.chosen, self.compiling.reason = None, ""
+        if start is not None:
+            self.choose(compile=start)
+            return [{"round": t, "event": "compiled", "reason": f"rounds are compiled from round {start} on"}]
+        wanted = self.parts.config.run.compile not in ("auto", False)
+        return [{"round": t, "event": "not compiled", "reason": clean(reason)}] if reason and wanted else []
+
+    def choose(self, **run: Any) -> None:
+        """Write down what was chosen by measurement."""
+        self.parts = self.parts._replace(config=self.parts.config.with_run(**run))
+        if self.folder is not None:
+            write_atomically(self.folder / "config.toml", self.parts.config.as_record().encode())
 
     def due(self) -> bool:
         """Whether it is time for a checkpoint: by rounds, or by seconds: writing can take longer than a round."""

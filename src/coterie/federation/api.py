@@ -12,6 +12,7 @@ from coterie.federation.secure.exposure import Exposure
 from coterie.federation.tree import Size, Tree, joined, rows, tensors, tree_flatten, tree_unflatten
 from coterie.federation.work import Each, Memory, MovedFrom, Static, Update, Work, info_of
 from coterie.numerics import Draw
+from coterie.numerics.tracing import assumed
 
 TargetAt = Literal["server"] | int
 """Where the target's rows are: at the server, or at the client of this number."""
@@ -200,7 +201,7 @@ class Book:
 def orderly(replies: Replies) -> Replies:
     """Replies ascending by client, each once, whatever the order in which they came; the first of several counts."""
     ids = replies.ids
-    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
+    if len(ids) < 2 or assumed((ids[1:] > ids[:-1]).all()):
         return replies
     order = ids.argsort(stable=True)
     first = torch.ones_like(order, dtype=torch.bool)

@@ -11,7 +11,7 @@ Kind = Literal[
     "crashed", "restarted", "late", "delayed", "reordered", "truncated", "misshapen", "nan", "inf", "flip", "huge",
     "lied",
     # the run
-    "skipped", "rejected round", "resumed", "early stop", "warning", "bits",
+    "skipped", "rejected round", "resumed", "early stop", "warning", "bits", "compiled", "not compiled",
 ]  # fmt: skip
 KINDS: frozenset[str] = frozenset(get_args(Kind))
 STRANGE = "client error"

@@ -66,6 +66,12 @@ class Ledger:
         moved = Entry(rounds, up.floats, down.floats, up.bytes, down.bytes, points)
         self._entries[cause] = self._entries.get(cause, Entry()).plus(moved)
 
+    def merge(self, other: "Ledger") -> None:
+        """Add what another ledger holds."""
+        for cause, entry in other._entries.items():
+            self._entries[cause] = self._entries.get(cause, Entry()).plus(entry)
+        self.seen.merge(other.seen)
+
     @property
     def by_cause(self) -> dict[str, Entry]:
         """A copy of all entries."""

@@ -137,24 +137,42 @@ class LocalEngine:
 
         def at_client(key: Tensor, spans: list[_Span], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
-            train = _rows(self.train, spans[:1], batch)
-            assert train is not None
-            shard = Shard(self.task, self._with_masks(train, key), _rows(self.valid, spans[1:], batch))
+            train = self._rows(self.train, spans[0], batch)
+            valid = None if self.valid is None else self._rows(self.valid, spans[1], batch)
+            shard = Shard(self.task, self._with_masks(train, key), valid)
             return call.work(shard, fill(mine), None if private is None else private_row, call.static, Draw(key))
 
+        stacks = [s for s in (self.train, self.valid) if s is not None]
         with counted() as points:
             out = vmap(at_client)(
                 call.draw.client(batch).key,
-                [
-                    (s.offsets[batch], s.counts[batch], s.views(batch))
-                    for s in (self.train, self.valid)
-                    if s is not None
-                ],
-                [v.of(batch) if isinstance(v, Each) else self._copies.of(v, len(batch)) for v in sent],
+                [(s.offsets[batch], s.counts[batch], self._views(s, batch)) for s in stacks],
+                [v.of(batch) if isinstance(v, Each) else self._copied(v, len(batch)) for v in sent],
                 [] if private is None else rows(private, batch),
             )
         touched(points.rows // 2 if lone else points.rows)  # what the copy took is not counted
         return rows(out, slice(1)) if lone else out
+
+    def _rows(self, part: Stack, span: "_Span", batch: Tensor) -> Rows:
+        """One client's rows as seen under vmap: where they begin, how many they are, and views of them if there are.
+
+        batch are the clients of the chunk, for the count of points.
+        """
+        offset, count, whole = span
+        total = self._total(part, batch) if part.ragged else len(batch) * part.capacity
+        return Rows(part.columns, offset, count, part.capacity, part.ragged, whole, clients=len(batch), total=total)
+
+    def _total(self, part: Stack, batch: Tensor) -> int:
+        """Rows of these clients together."""
+        return int(part.counts[batch].sum())
+
+    def _views(self, part: Stack, batch: Tensor) -> tuple[Tensor, ...]:
+        """All rows of these clients, where they are at hand."""
+        return part.views(batch)
+
+    def _copied(self, value: Tensor, count: int) -> Tensor:
+        """A shared value, one copy per client."""
+        return self._copies.of(value, count)
 
     def _with_masks(self, rows: Rows, key: Tensor) -> Rows:
         """Training rows that dropout draws its masks for, where the model has dropout."""
@@ -222,18 +240,6 @@ class _Copies:
 
 
 _Span = tuple[Tensor, Tensor, tuple[Tensor, ...]]
-
-
-def _rows(part: Stack | None, spans: list[_Span], batch: Tensor) -> Rows | None:
-    """One client's rows as seen under vmap: where they begin, how many they are, and views of them if there are.
-
-    batch are the clients of the chunk, for the count of points.
-    """
-    if part is None:
-        return None
-    offset, count, whole = spans[0]
-    total = int(part.counts[batch].sum()) if part.ragged else len(batch) * part.capacity
-    return Rows(part.columns, offset, count, part.capacity, part.ragged, whole, clients=len(batch), total=total)
 
 
 def _split(shared: Tree) -> tuple[list[Tensor | Each], Callable[[list[Tensor]], Tree]]:

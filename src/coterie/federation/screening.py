@@ -7,6 +7,7 @@ from torch import Tensor
 
 from coterie.federation.api import Call, Failure, Replies, flat_rows, lengths, scaled
 from coterie.federation.tree import Tree, mapped, put, tensors
+from coterie.numerics.tracing import assumed
 
 NOTHING = 1e-9  # an update so much shorter than the median of its phase is 0
 SAME = 1e-6  # updates that differ by so much of their length are equal
@@ -47,12 +48,12 @@ class Screening:
         for leaf in flat_rows(values):
             # a sum is finite unless a term is not, or the update is absurdly large: cheaper than testing each entry
             sums = torch.isfinite(leaf.sum(1))
-            finite &= sums if bool(sums.all()) else sums | torch.isfinite(leaf).all(1)
+            finite &= sums if assumed(sums.all()) else sums | torch.isfinite(leaf).all(1)
         fine, norm = finite, torch.zeros(len(first))
         if self.norm is not None:
             norm = lengths(values)
             fine = finite & (norm <= self.norm)
-        if bool(fine.all()):
+        if assumed(fine.all()):
             return fine, []
         texts = [
             "" if ok else (f"norm {float(norm[i]):.3g} above the limit {self.norm:g}" if is_finite else "not finite")
@@ -72,6 +73,8 @@ class Screening:
         real = flat_rows(updates)
         if sum(t.shape[1] for t in real) < 2:
             return []
+        if assumed(self._distinct(lengths(updates).double())):
+            return []
         norms, ids = lengths(updates).double(), replies.ids.tolist()
         usual = float(norms.median())
         if usual == 0.0:
@@ -89,6 +92,12 @@ class Screening:
                     original[later] = min(first, original.get(later, first))
         copies = [Failure(ids[i], "duplicate update", f"of client {ids[j]}") for i, j in sorted(original.items())]
         return found + copies
+
+    def _distinct(self, norms: Tensor) -> Tensor:
+        """Whether no update can be 0 or a copy, by the lengths alone; the usual case."""
+        ordered = norms.sort().values
+        apart = ordered[1:] - ordered[:-1] > SAME * ordered[1:]
+        return apart.all() & (ordered[0] > NOTHING * norms.median())
 
     def shortened(self, call: Call, replies: Replies) -> tuple[Replies, list[Failure]]:
         """The replies of a whole phase with long updates cut, and whose they were.

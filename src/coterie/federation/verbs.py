@@ -25,6 +25,7 @@ from coterie.federation.secure.summing import TooFew, mean_of, question_of, secu
 from coterie.federation.tree import Size, Tree, joined, size, tree_flatten, tree_unflatten
 from coterie.federation.work import Each, Memory, Static, Work, info_of, name_of
 from coterie.numerics import Draw
+from coterie.numerics.tracing import assumed, recording
 
 Key = TypeVar("Key")
 
@@ -231,10 +232,11 @@ class Federation:
             parts.append((replies.ids, replies.memory))
         if not total or structure is None:
             raise NoClients(f"no client answered {name_of(work)}", name_of(work))
-        whole = float(mass.total())
-        if whole <= 0.0:
+        whole = mass.total()
+        if not assumed(whole > 0.0):
             raise NoClients(f"the clients that answered {name_of(work)} have no weight")
-        result = tree_unflatten([partial.total() / whole for partial in total], structure)
+        by = whole if recording() else float(whole)
+        result = tree_unflatten([partial.total() / by for partial in total], structure)
         return result if memory is None else (result, self.engine.remember(memory, parts))
 
     def _secure_mean(

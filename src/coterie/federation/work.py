@@ -14,6 +14,7 @@ from coterie.federation.naming import find, register
 from coterie.federation.shards import Shard
 from coterie.federation.tree import Tree, mapped, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from coterie.numerics import Draw
+from coterie.numerics.tracing import Counter
 
 Work = Callable[[Shard, Tree, Tree, "Static", Draw], Tree]
 Forced = Literal["vmap", "sequential"] | None
@@ -189,7 +190,7 @@ def _plain(value: Any) -> bool:
         return all(map(_plain, value.values()))
     if isinstance(value, tuple | list):
         return all(map(_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return value is None or isinstance(value, bool | int | float | str | Counter)
 
 
 @dataclass(frozen=True)

@@ -1,56 +1,106 @@
-"""Functions compiled into one kernel, `vmap` included.
+"""Functions compiled into one program each, `vmap` included: for rounds that cannot be recorded as a whole.
 
 `torch.func.vmap` runs a function operation by operation; for small models most of the time goes into starting
 operations and writing intermediate values. A fused function is opaque to the surrounding vmap: when it is reached, it
-is vectorised as a whole, compiled once for each shape by `torch.compile`, and kept. The compiler's own cache on disk
-makes later processes start quickly. Where there is no working compiler the function runs as it is, with a warning.
+is vectorised as a whole. Its `Workshop` decides whether it runs as it is written or by programs, one per shape
+(`programs.py`).
 
 A fused function is not differentiable, and sums may differ from the plain ones in the last bits.
 """
 
-import warnings
 from collections.abc import Callable, Hashable
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from coterie.numerics.control import Opaque
+from coterie.numerics.programs import Builder, Program, record
+from coterie.numerics.tracing import Untraceable, recording
 
 TOLERANCE = 1e-3  # relative, of a compiled value; rounding alone stays far below
 
 
+class _Order(NamedTuple):
+    """A compilation under way: what is compiled, with operands to try it on."""
+
+    plain: Callable[..., Tensor]
+    operands: tuple[Tensor, ...]
+    builder: Builder
+
+
+class Workshop:
+    """Where the fused functions of one task are compiled.
+
+    In the state `collecting` functions run as they are written, and a compilation is begun for every shape that they
+    meet; `finish` takes the programs into use.
+
+    Args:
+        threads: how many threads a program may use.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self.threads, self.collecting, self.using = threads, False, False
+        self._orders: dict[Hashable, _Order] = {}
+        self._programs: dict[Hashable, Program] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being compiled."""
+        return any(order.builder.busy for order in self._orders.values())
+
+    def run(self, function: "Fused", operands: tuple[Tensor, ...]) -> Tensor:
+        """A function's value, by its program where there is one."""
+        key = id(function), tuple((t.shape, t.dtype) for t in operands)
+        if self.using and (program := self._programs.get(key)) is not None:
+            return program(operands)[0]
+        if self.collecting and key not in self._orders:
+            given = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in operands)
+            graph = record(lambda *t: [function.plain(*t)], given)
+            self._orders[key] = _Order(function.plain, given, Builder(graph, self.threads))
+        return function.plain(*operands)
+
+    def finish(self) -> None:
+        """Wait for all compilations and take those into use that give the plain values; `Untraceable` if one does not.
+
+        Nothing is in use before all are.
+        """
+        self.collecting = False
+        if not self._orders:
+            raise Untraceable("no derivative was asked for")
+        for key, (plain, operands, builder) in self._orders.items():
+            program = builder.program()
+            fast, slow = program(operands)[0], plain(*operands)
+            if not float((fast - slow).norm()) <= TOLERANCE * float(slow.norm()):
+                raise Untraceable("a compiled derivative gives another value")
+            self._programs[key] = program
+        self._orders.clear()
+        self.using = True
+
+    def close(self) -> None:
+        """End what is under way, and use nothing."""
+        self.collecting = self.using = False
+        for order in self._orders.values():
+            order.builder.close()
+        self._orders.clear()
+
+
 class Fused(Opaque):
-    """A function of tensors that is compiled at first use."""
+    """A function of tensors that its workshop may compile."""
 
     constant = True
 
-    def __init__(self, plain: Callable[..., Tensor]) -> None:
+    def __init__(self, plain: Callable[..., Tensor], workshop: Workshop) -> None:
         super().__init__(plain)
-        self._by_shape: dict[Hashable, Callable[..., Tensor]] = {}
+        self.workshop = workshop
+
+    def of(self, plain: Callable[..., Tensor]) -> Self:
+        """Another function of the same workshop."""
+        return type(self)(plain, self.workshop)
 
     def run(self, *operands: Tensor) -> Tensor:
-        """Compute, by the function that was compiled for such operands."""
-        key = tuple((t.shape, t.dtype) for t in operands)
-        if key not in self._by_shape:
-            self._by_shape[key] = _compiled(self.plain, operands)
-        return self._by_shape[key](*operands)
+        """Compute, by the program that was compiled for such operands or as it is written."""
+        return self.plain(*operands) if recording() else self.workshop.run(self, operands)
 
 
-def _compiled(plain: Callable[..., Tensor], operands: tuple[Tensor, ...]) -> Callable[..., Tensor]:
-    """The function compiled for these operands; the function itself where that fails or gives another value."""
-    try:
-        # The pattern matcher of torch 2.13 turned a Hessian-vector product into another number; hence also the trial.
-        graph = make_fx(plain)(*operands)
-        compiled = torch.compile(graph, fullgraph=True, dynamic=False, options={"pattern_matcher": False})
-        fast, slow = compiled(*operands), plain(*operands)
-        if float((fast - slow).norm()) <= TOLERANCE * float(slow.norm()):
-            return compiled
-        reason = "the compiled function gives another value"
-    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
-        reason = " ".join(str(error).split())[:300]
-    warnings.warn(f"not compiled, runs as it is: {reason}", RuntimeWarning, stacklevel=2)
-    return plain
-
-
-__all__ = ["Fused"]
+__all__ = ["Fused", "Workshop"]

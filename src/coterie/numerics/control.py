@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from coterie.numerics.tracing import Untraceable, recording
+
 Dims = tuple[int | None, ...]
 Tensors = tuple[Tensor, ...]
 
@@ -70,6 +72,8 @@ def only_where(mask: Tensor, then: Callable[..., Tensors], otherwise: Tensors, o
     the other and outside of vmap: meant for a costly `then` that few rows need. All tensors that differ by row must be
     among the operands (`then` may close over common ones only). Not differentiable.
     """
+    if recording():
+        raise Untraceable("some clients do more than others")
     out: Any = _OnlyWhere.apply(then, len(otherwise), mask, *otherwise, *operands)  # type: ignore[no-untyped-call]
     return out if isinstance(out, tuple) else (out,)
 

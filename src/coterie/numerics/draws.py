@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from coterie.numerics.control import transformed
+from coterie.numerics.tracing import recording
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -45,6 +46,17 @@ def _mix_word(x: int) -> int:
     x = ((x ^ (x >> 30)) * _MIX1) & _WORD
     x = ((x ^ (x >> 27)) * _MIX2) & _WORD
     return x ^ (x >> 31)
+
+
+_SLOTS = torch.arange(1, (1 << 16) + 1, dtype=torch.int64) * _signed(_GOLDEN)
+"""The words of the first slots. To a compiler they are constants, which products of torch.arange would not be."""
+
+
+def _slots(n: int, device: torch.device) -> Tensor:
+    """The words of slots 1 … n."""
+    if n > len(_SLOTS):
+        return torch.arange(1, n + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+    return _SLOTS[:n] if device.type == "cpu" else _SLOTS[:n].to(device)
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,8 @@ class Draw:
 
     def _fold(self, coordinate: str, value: int | Tensor) -> "Draw":
         tag = _COORDINATES[coordinate]
-        if isinstance(value, int) and self.key.dim() == 0 and self.key.device.type == "cpu" and not transformed():
+        plain = not transformed() and not recording()
+        if plain and isinstance(value, int) and self.key.dim() == 0 and self.key.device.type == "cpu":
             # the same in Python's integers: a single key is not worth twenty tensor operations
             mixed = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD) ^ (value & _WORD)
             return Draw(torch.tensor(_signed(_mix_word(mixed))), label=self.label)
@@ -94,8 +107,7 @@ class Draw:
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words of shape key.shape + shape."""
-        slots = torch.arange(1, prod(shape) + 1, dtype=torch.int64, device=self.key.device)
-        words = _mix(self.key[..., None] + slots * _signed(_GOLDEN))
+        words = _mix(self.key[..., None] + _slots(prod(shape), self.key.device))
         return words.reshape((*self.key.shape, *shape))
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -130,7 +142,7 @@ class Draw:
 
     def of_batch(self, index: Tensor) -> Tensor:
         """Keys [size] of a batch's rows: by all row numbers of the batch, and by the place in it."""
-        place = torch.arange(1, index.shape[-1] + 1, dtype=torch.int64, device=index.device) * _signed(_GOLDEN)
+        place = _slots(index.shape[-1], index.device)
         whole = _mix(self.key + _mix(index + place).sum(-1))
         return _mix(whole[..., None] + place)
 

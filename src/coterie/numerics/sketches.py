@@ -11,7 +11,7 @@ All have rows of unit length (in expectation), so SSᵀ ≈ I, ‖S‖ ≈ 1, an
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import reduce
 from math import sqrt
 from operator import add
 from typing import Literal, NamedTuple
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from coterie.errors import UsageError, unknown
 from coterie.numerics.draws import Draw
+from coterie.numerics.tracing import remembered
 
 Kind = Literal["gaussian", "hadamard", "sign"]
 TILE = 32  # rows of a dense sketch that are made and multiplied at once; the bits of a product depend on it
@@ -250,7 +251,7 @@ class CountSketch:
         return torch.stack([deal.spread(table) for deal, table in zip(self.deals, tables, strict=True)], -2)
 
 
-@lru_cache(maxsize=4)
+@remembered(4)
 def sketch(kind: Kind, size: int, dimension: int, seed: int = 0) -> Sketch:
     """The sketch of that kind; 1 ≤ p < d. Asking again gives the same object while it is remembered."""
     if not 1 <= size < dimension:
@@ -270,13 +271,13 @@ SKETCHES: dict[str, Callable[[int, int, int], Sketch]] = {
 }
 
 
-@lru_cache(maxsize=4)
+@remembered(4)
 def count_table(rows: int, columns: int, dimension: int, seed: int = 0) -> CountSketch:
     """The count sketch of that form, remembered as `sketch` remembers."""
     return CountSketch(rows, columns, dimension, seed)
 
 
-@lru_cache(maxsize=32)
+@remembered(32)
 def power_iteration(S: Sketch, *, steps: int = 30) -> float:
     """‖S‖², from below, by power iteration on SSᵀ from a fixed start."""
     x = Draw.of(0).phase("power iteration").normal(S.size, dtype=torch.float64)
@@ -321,7 +322,7 @@ def _factors(n: int) -> tuple[int, ...]:
     return (n,) if n <= FACTOR else (FACTOR, *_factors(n // FACTOR))
 
 
-@lru_cache(maxsize=FACTOR.bit_length())
+@remembered(FACTOR.bit_length())
 def _matrix(size: int) -> Tensor:
     """The ±1 Hadamard matrix."""
     H = torch.ones(1, 1)

@@ -133,7 +133,7 @@ SCALES: dict[str, tuple[Contest, ...]] = {
         *_groups("digits", 2),
         _mixture("digits", 9),
         _noisy("digits", 8),
-        *_dirichlet("digits", 15),
+        *_dirichlet("fashion-mnist", 160, model="mlp"),
     ),
     "paper": (
         *_same_data(58, 4),
@@ -143,7 +143,10 @@ SCALES: dict[str, tuple[Contest, ...]] = {
         *_dirichlet("fashion-mnist", 1000, model="lenet5"),
     ),
 }
-ABOUT = {"small": "Digits, and the four hospitals where their data are there.", "paper": "The problems at full size."}
+ABOUT = {
+    "small": "Digits; Fashion-MNIST and the four hospitals where their data are there.",
+    "paper": "The problems at full size.",
+}
 ROUNDS = {"small": 40, "paper": 400}  # at most; who moves nothing takes all of them
 SEEDS = (0, 1, 2)
 

@@ -9,7 +9,6 @@ fresh       the held-out rows as a stream: in random order, block after block, a
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -22,6 +21,7 @@ from coterie.federation.tree import row
 from coterie.methods.base import Draw, Federation, Problem
 from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import draw_batch, goal_rows
+from coterie.numerics.tracing import assumed, remembered
 from coterie.settings import BatchSize
 
 Data = Literal["validation", "train", "fresh"]
@@ -86,7 +86,7 @@ def judging_batch(rows: Rows, static: Static, draw: Draw) -> Batch:
     return rows.take(order[place * static.batch : (place + 1) * static.batch])
 
 
-@lru_cache(maxsize=2)
+@remembered(2)
 def _order(passes: int, n: int, device: torch.device) -> Tensor:
     """The order of the stream's rows in one pass. It outlives the round, so it is not of the round's draws."""
     return Draw.of(passes, device=device).phase("fresh").permutation(n)
@@ -165,7 +165,7 @@ def second_order(ask: Ask, x: Tensor, G: Tensor, w: Tensor, *, step: float, rank
     """
     (K, d), C = G.shape, G - w @ G  # u − w sums to 0, so only differences of gradients matter
     r = min(K - 1, d, *([] if rank is None else [rank]))
-    if not bool(torch.isfinite(C).all()):  # the run has diverged, which its model will show
+    if not assumed(torch.isfinite(C).all()):  # the run has diverged, which its model will show
         return lambda u, i: torch.full_like(u, torch.nan)
     Q = torch.eye(d).to(G) if r == d else torch.linalg.svd(C, full_matrices=False).Vh[:r]
     g, A = ask(goal_model, (x - step * w @ G, Q), 0)

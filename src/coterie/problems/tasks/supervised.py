@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Batch, Rows
 from coterie.federation.mapped import MappedColumn
-from coterie.numerics.compiled import Fused
+from coterie.numerics.compiled import Fused, Workshop
 from coterie.numerics.control import transformed
 from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector
 from coterie.problems.base import Task
@@ -119,10 +119,8 @@ class Supervised(Task):
         plainly = not (transformed() or theta.requires_grad or v.requires_grad)
         return (native_hessian_vector if plainly else hessian_vector)(lambda t: self.loss(t, batch), theta, v)
 
-    def compiled(self) -> "Supervised":
-        """The same task with its derivatives compiled at first use."""
-        if self.dropout or self.model.names:
-            raise UsageError("run.compile takes models with one input and without dropout; leave it out.")
+    def compiled(self, workshop: Workshop) -> "Supervised":
+        """The same task with derivatives that the workshop compiles; for models with one input and without dropout."""
         plain = replace(self, fused=None)
 
         def gradient(theta: Tensor, *operands: Tensor) -> Tensor:
@@ -131,7 +129,7 @@ class Supervised(Task):
         def product(theta: Tensor, v: Tensor, *operands: Tensor) -> Tensor:
             return plain.hvp(theta, v, _batch(operands))
 
-        return replace(self, fused=FusedOracles(Fused(gradient), Fused(product)))
+        return replace(self, fused=FusedOracles(Fused(gradient, workshop), Fused(product, workshop)))
 
     def full(self, oracle: Callable[[Batch], Any], rows: Rows) -> Any:
         """The mean of a batch oracle over all of a client's rows, a block at a time so that memory is bounded.

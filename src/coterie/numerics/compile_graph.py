@@ -1,0 +1,34 @@
+"""python -m coterie.numerics.compile_graph FOLDER: one graph into one shared library, for `programs.Builder`."""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from coterie.numerics.programs import namespace
+
+
+def main(place: Path) -> None:
+    """Compile what graph.json in this folder describes."""
+    order = json.loads((place / "graph.json").read_text(encoding="utf-8"))
+    torch.set_num_threads(order["threads"])
+    inputs = [torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in order["forms"]]
+    names = namespace()
+    exec(order["text"], names)  # written by `programs.record` of the parent process, from torch's own operations
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph = make_fx(lambda *given: names["forward"](None, *given), tracing_mode="fake")(*inputs)
+        options = {**order["options"], "cpp.threads": order["threads"]}
+        made = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options=options)))
+    out = Path(order["file"])
+    beside = out.with_name(f".{out.name}.{os.getpid()}")
+    beside.write_bytes(made.read_bytes())
+    beside.replace(out)  # whole or not at all
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,214 @@
+"""Functions of tensors as native programs: recorded once, compiled by a process of their own, kept on disk.
+
+A function is recorded on tensors without numbers (`record`), which gives a graph of torch's own operations whose inputs
+are all tensors that it uses. The text of the graph, with shapes and types, names the program. `Builder` compiles it
+ahead of time with TorchInductor in another process, so that the caller goes on meanwhile, and puts one shared library
+into the cache folder, where later processes find it. Loading one needs no compiler and no import of it.
+
+Only the user may write to the cache folder: what lies there is run.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from platformdirs import user_cache_path
+from torch import Tensor
+
+from coterie.numerics.tracing import Unbuildable, Untraceable
+
+FOLDER = "COTERIE_COMPILED"  # environment variable: another folder for compiled programs
+NODES = 6000  # operations of a graph; more take the compiler many minutes
+KNOWN = {"torch", "device", "inf", "nan"}  # what the text of a graph may refer to
+Form = tuple[str, list[int]]
+
+
+class Graph(NamedTuple):
+    """A recorded function: its text, the forms of its inputs, and the constants, which are its last inputs."""
+
+    text: str
+    forms: tuple[Form, ...]
+    constants: tuple[Tensor, ...]
+    nodes: int
+
+    def key(self, threads: int) -> str:
+        """The name of the program, the same wherever it would be the same."""
+        about = [self.text, self.forms, torch.__version__, torch.backends.cpu.get_cpu_capability(), threads, OPTIONS]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+
+
+OPTIONS: dict[str, Any] = {
+    "pattern_matcher": False,  # of torch 2.13: it turned a Hessian-vector product into another number
+    # generated products (max_autotune) were tried: slower than the library's where they are large, a tie where small
+}
+
+
+def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> Graph:
+    """The operations of a function of tensors, for inputs of this form; `Untraceable` where that is impossible.
+
+    Args:
+        function: takes the inputs and returns tensors. Other tensors that it uses become constants.
+        inputs: tensors; their numbers do not matter.
+
+    Example:
+        >>> record(lambda x: [x * 2], [torch.ones(3)]).forms
+        (('float32', [3]),)
+    """
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.graph import CodeGen
+
+    try:
+        with torch.no_grad():
+            first = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+            constants = _lifted(first)
+            second = make_fx(first, tracing_mode="fake")(*inputs, *constants)
+    except Untraceable:
+        raise
+    except Exception as error:  # whatever a function does that cannot be recorded
+        raise Untraceable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+    shapes = (getattr(node.meta.get("val"), "shape", ()) for node in second.graph.nodes)
+    if not all(type(length) is int for shape in shapes for length in shape):
+        raise Untraceable("how long its tensors are depends on their numbers")
+    graph = fx_graph_cse(second.graph)
+    graph.eliminate_dead_code()
+    nodes = len(graph.nodes)
+    if nodes > NODES:
+        raise Untraceable(f"it has {nodes} operations, more than {NODES}")
+    graph.set_codegen(CodeGen())
+    code = graph.python_code("self")
+    names = {name for name in code.globals if re.search(rf"\b{name}\b", code.src)}
+    if not names <= KNOWN or "self." in code.src:
+        raise Untraceable(f"its graph refers to {', '.join(sorted(names - KNOWN)) or 'attributes'}")
+    return Graph(code.src, tuple(map(form, (*inputs, *constants))), constants, nodes)
+
+
+def form(tensor: Tensor) -> Form:
+    """Type and shape."""
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+
+
+def _lifted(module: Any) -> tuple[Tensor, ...]:
+    """The tensors that a graph holds, made its last inputs."""
+    graph = module.graph
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    found: dict[str, Any] = {}
+    constants: list[Tensor] = []
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        if node.target not in found:
+            constants.append(getattr(module, node.target).detach().contiguous())
+            with graph.inserting_after(last):
+                last = found[node.target] = graph.placeholder(f"constant_{len(constants)}")
+        node.replace_all_uses_with(found[node.target])
+        graph.erase_node(node)
+    module.recompile()
+    return tuple(constants)
+
+
+class Program:
+    """A compiled function. Inputs must have the forms that it was compiled for; what is not contiguous is copied."""
+
+    def __init__(self, file: Path, graph: Graph) -> None:
+        self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+        self._constants = list(graph.constants)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The function's values."""
+        given = [t if t.is_contiguous() else t.contiguous() for t in inputs]
+        return self._runner.run(given + self._constants)
+
+
+def folder() -> Path:
+    """Where compiled programs are kept, for this user alone.
+
+    The environment variable COTERIE_COMPILED names another folder.
+    """
+    given = os.environ.get(FOLDER)
+    place = Path(given).expanduser() if given else user_cache_path("coterie") / "compiled"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = place.stat()
+    if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & 0o022):
+        raise Unbuildable(f"others may write to {place}, whose programs would be run; chmod 700 it, or set {FOLDER}")
+    return place
+
+
+class Builder:
+    """The compilation of one graph, in a process of its own; nothing where the program is there already.
+
+    Args:
+        graph: what to compile.
+        threads: how many threads the program may use.
+    """
+
+    def __init__(self, graph: Graph, threads: int) -> None:
+        self.graph, self._process, self._place = graph, None, ""
+        self._file = folder() / f"{graph.key(threads)}.so"
+        if self._file.is_file():
+            return
+        if shutil.which("g++") is None and shutil.which("clang++") is None and "CXX" not in os.environ:
+            raise Unbuildable("there is no C++ compiler (g++ or clang++)")
+        self._place = tempfile.mkdtemp(prefix="coterie-compile-")
+        order = {"text": graph.text, "forms": graph.forms, "threads": threads, "options": OPTIONS}
+        Path(self._place, "graph.json").write_text(json.dumps({**order, "file": str(self._file)}), encoding="utf-8")
+        with Path(self._place, "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "coterie.numerics.compile_graph", self._place],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": self._place, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C ends the run first, and that ends this
+            )
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is still compiling."""
+        return self._process is not None and self._process.poll() is None
+
+    def program(self) -> Program:
+        """The program, waited for; `Unbuildable` where compiling failed."""
+        if self._process is not None:
+            self._process.wait()
+        if not self._file.is_file():
+            lines = Path(self._place, "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            self.close()
+            raise Unbuildable(f"the compiler failed: {_gist(lines) if lines else 'without a word'}")
+        self.close()
+        try:
+            return Program(self._file, self.graph)
+        except RuntimeError as error:  # cut short by a full disk, or of another machine
+            self._file.unlink(missing_ok=True)
+            raise Unbuildable(f"the compiled program cannot be loaded: {str(error).splitlines()[0][:200]}") from error
+
+    def close(self) -> None:
+        """End the compilation, and leave nothing behind but the program."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, 15)
+            self._process.wait()
+        if self._place:
+            shutil.rmtree(self._place, ignore_errors=True)
+            self._place = ""
+
+
+def _gist(lines: list[str]) -> str:
+    """The line of a log that names the error, or the last one."""
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (named or lines)[-1][:200]
+
+
+def namespace() -> dict[str, Any]:
+    """What the text of a graph may refer to."""
+    return {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+
+
+__all__ = ["Builder", "Graph", "Program", "folder", "record"]

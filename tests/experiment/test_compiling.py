@@ -1,0 +1,166 @@
+"""run.compile: auto compiles where it pays and writes down from which round; the same bits come again from that."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from coterie.experiment import compiling
+from coterie.experiment.build import assemble
+from coterie.experiment.config import load, resolve
+from coterie.experiment.loop import run_rounds
+from coterie.experiment.run import resume, run
+from coterie.methods.shared import compiled
+from coterie.numerics import compiled as fusing
+from coterie.numerics import programs
+from coterie.numerics.programs import Graph, namespace
+from coterie.numerics.tracing import Unbuildable
+from coterie.testing.comparing import assert_near, assert_same
+
+compiler = pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
+
+
+class Interpreting:
+    """A builder whose programs run the text of the graph; it is ready after it was asked a few times."""
+
+    patience = 2
+    made: list["Interpreting"] = []  # noqa: RUF012
+
+    def __init__(self, graph: Graph, threads: int) -> None:
+        names = namespace()
+        exec(graph.text, names)
+        self._forward, self._constants, self._asked = names["forward"], graph.constants, 0
+        self.closed = False
+        self.made.append(self)
+
+    @property
+    def busy(self) -> bool:
+        self._asked += 1
+        return self._asked <= self.patience
+
+    def program(self) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        return lambda inputs: list(self._forward(None, *inputs, *self._constants))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run is long enough, and every program fast enough."""
+    Interpreting.made = []
+    for room in (compiled, fusing):
+        monkeypatch.setattr(room, "Builder", Interpreting)
+    monkeypatch.setattr(compiling, "WORTH", 0.0)
+    monkeypatch.setattr(compiling, "GAIN", 1e9)
+
+
+def config(rounds: int = 12, **table: Any) -> Any:
+    run = {"method": "fedavg", "rounds": rounds, "threads": 1, "baselines": [], "dtype": "float64", **table}
+    return resolve({"run": run, "problem": {"clients": 4, "friends": 2}, "federation": {"mode": "vmap"}})
+
+
+def silent(name: str, is_baseline: bool) -> None:
+    return None
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_short_run_is_not_compiled(tmp_path: Path) -> None:
+    run(config(), tmp_path, silent)
+    assert load(tmp_path / "config.toml").run.compile == "auto"
+    assert not events(tmp_path)
+
+
+@pytest.mark.usefixtures("eager")
+def test_auto_says_from_which_round_and_the_same_bits_come_again(tmp_path: Path) -> None:
+    summary = run(config(), tmp_path / "auto", silent)
+    chosen = load(tmp_path / "auto" / "config.toml").run.compile
+    assert chosen == compiling.WATCHED + Interpreting.patience + 2
+    assert [e["event"] for e in events(tmp_path / "auto")] == ["compiled"]
+    again = run(load(tmp_path / "auto" / "config.toml"), tmp_path / "again", silent)
+    assert_same(summary["final"], again["final"])
+    plain = run(config(compile=False), tmp_path / "plain", silent)
+    assert_near(summary["final"], plain["final"], 1e-9)
+    assert summary["communication"] == plain["communication"]
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = run(config(compile=4), tmp_path / "whole", silent)
+    run(config(rounds=7, compile=4), tmp_path / "part", silent)
+    text = (tmp_path / "part" / "config.toml").read_text().replace("rounds = 7", "rounds = 12")
+    (tmp_path / "part" / "config.toml").write_text(text)
+    rest = resume(tmp_path / "part", silent)
+    assert_same(whole["final"], rest["final"])
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_cannot_be_recorded_has_its_derivatives_compiled(tmp_path: Path) -> None:
+    settings = {"run": config().run.model_dump(exclude_none=True) | {"method": "local-svrg", "rounds": 3}}
+    settings["run"]["compile"] = True
+    more = {"problem": {"clients": 4, "friends": 2, "model": "mlp"}, "federation": {"mode": "vmap"}}
+    method = {"steps": 4, "batch": 5, "refresh": 0.2, "local_steps": 2}
+    fast = run_rounds(assemble(resolve({**settings, **more, "method": method})), None)
+    assert len(Interpreting.made) == 2, "at both points of a step, and on all rows"
+    settings["run"]["compile"] = False
+    plain = run_rounds(assemble(resolve({**settings, **more, "method": method})), None)
+    assert_near(fast.state, plain.state, 1e-9)
+
+
+def test_a_compiler_that_fails_is_said_once_where_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(graph: Graph, threads: int) -> None:
+        raise Unbuildable("there is no C++ compiler")
+
+    for room in (compiled, fusing):
+        monkeypatch.setattr(room, "Builder", broken)
+    monkeypatch.setattr(compiling, "WORTH", 0.0)
+    asked = run(config(compile=True), tmp_path / "true", silent)
+    assert asked["outcome"] == "finished"
+    assert [(e["event"], e["round"]) for e in events(tmp_path / "true")] == [("not compiled", 1)]
+    auto = run(config(), tmp_path / "auto", silent)
+    assert_same(asked["final"], auto["final"])
+    assert not events(tmp_path / "auto")
+
+
+def test_a_full_disk_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(graph: Graph, threads: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiled, "Builder", full)
+    assert run(config(compile=True), tmp_path / "true", silent)["outcome"] == "finished"
+    assert "No space left" in events(tmp_path / "true")[0]["reason"]
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_compiler_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Interpreting, "patience", 10**6)
+    assert run_rounds(assemble(config()), None).summary["outcome"] == "finished"
+    assert [builder.closed for builder in Interpreting.made] == [True]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "yes", 1.5])
+def test_bad_values_are_refused(wrong: object) -> None:
+    with pytest.raises(Exception, match=r"run\.compile"):
+        config(compile=wrong)
+
+
+@compiler
+@pytest.mark.slow
+def test_the_real_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(programs.FOLDER, str(tmp_path / "compiled"))
+    fast = run(config(compile=True), tmp_path / "fast", silent)
+    again = run(config(compile=True), tmp_path / "again", silent)
+    plain = run(config(compile=False), tmp_path / "plain", silent)
+    assert not events(tmp_path / "fast")
+    assert_same(fast["final"], again["final"])
+    assert_near(fast["final"], plain["final"], 1e-9)
+    assert fast["communication"] == plain["communication"]

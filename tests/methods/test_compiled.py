@@ -1,0 +1,153 @@
+"""A recorded round is the round as it is written: numbers, counters and ledger; what cannot be recorded says why."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_conformance import size
+from torch import Tensor
+
+from coterie.experiment.build import Parts, assemble
+from coterie.experiment.config import resolve
+from coterie.methods.shared.compiled import CompiledRounds, Form, RecordedRound
+from coterie.numerics import Draw
+from coterie.numerics.programs import Graph, namespace
+from coterie.numerics.tracing import Counter, Untraceable
+from coterie.testing.comparing import assert_near
+
+
+class Interpreted:
+    """A program that runs the text of a graph operation by operation, in place of a compiled one."""
+
+    def __init__(self, graph: Graph) -> None:
+        names = namespace()
+        exec(graph.text, names)
+        self._forward, self._constants = names["forward"], graph.constants
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return list(self._forward(None, *inputs, *self._constants))
+
+
+def parts_of(method: str, problem: str, federation: dict[str, Any] | None = None, **settings: Any) -> Parts:
+    run = {"method": method, "problem": problem, "dtype": "float64", "threads": 1, "baselines": []}
+    table = {"mode": "vmap", **(federation or {})}
+    return assemble(resolve({"run": run, "method": settings, "problem": size(problem), "federation": table}))
+
+
+CASES = [
+    ("fedavg", "friends", {}, {}),
+    ("fedavg", "friends", {"count": 4}, {}),
+    ("fedadam", "friends", {}, {}),
+    ("fedprox", "friends", {}, {}),
+    ("meritfed", "friends", {"screen_copies": True}, {}),
+    ("meritfed", "mean-estimation", {}, {"mirror_step": 3.5}),
+    ("ditto", "friends", {}, {}),
+    ("soba", "nested-quadratic", {}, {"step": 0.1, "outer_step": 0.1}),
+    ("fednest", "nested-quadratic", {}, {"step": 0.1, "outer_step": 0.1, "lipschitz": 10.0}),
+    ("scaffold", "friends", {}, {}),
+]
+
+
+@pytest.mark.parametrize(("method", "problem", "federation", "settings"), CASES)
+def test_a_recorded_round_is_the_round(
+    method: str, problem: str, federation: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    parts = parts_of(method, problem, federation, **settings)
+    root = Draw.of(3)
+    state = parts.method.init(parts.problem, parts.fed.n)
+    first = RecordedRound(parts.method, parts.fed.begin(1, root.round(0)), state, root.round(0))
+    program: Any = Interpreted(first.graph)
+    for t in range(3):  # one recording serves all rounds
+        draw = root.round(t)
+        form, leaves = Form.of(state)
+        fed = parts.fed.begin(t + 1, draw)
+        assert first.fits(fed, form)
+        before = parts.fed.ledger.as_dict()
+        fast = first.run(program, fed, leaves, draw)
+        moved = _difference(parts.fed.ledger.as_dict(), before)
+        before = parts.fed.ledger.as_dict()
+        plain = parts.method.round(fed, state, draw)
+        assert moved == _difference(parts.fed.ledger.as_dict(), before)
+        assert parts.fed.ledger.seen.as_dict() == before.get("seen", {})
+        assert_near(fast, plain, 1e-9)
+        state = plain
+
+
+def _difference(after: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    return {
+        cause: {k: v - before["by_cause"].get(cause, {}).get(k, 0) for k, v in entry.items()}
+        for cause, entry in after["by_cause"].items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "problem", "federation", "settings", "reason"),
+    [
+        (
+            "local-svrg",
+            "friends",
+            {},
+            {"steps": 4, "batch": 5, "refresh": 0.5, "local_steps": 2},
+            "some clients do more",
+        ),
+        ("fedavg", "friends", {"chunk": 4}, {}, "4 at a time"),
+        ("fedavg", "friends", {"compress": "top-k"}, {}, "stages"),
+        ("fedavg", "friends", {"norm": 5.0}, {}, "screened by length"),
+        ("fedavg", "friends", {"mode": "sequential"}, {}, "one after the other"),
+        ("meritfed", "friends", {}, {"cut": 5}, "depends on its number"),
+        ("meritfed", "friends", {}, {"server": "adam"}, "depends on its number"),
+        ("meritfed", "friends", {}, {"data": "fresh", "mirror_batch": 10}, "depends on its number"),
+    ],
+)
+def test_what_cannot_be_recorded_says_why(
+    method: str, problem: str, federation: dict[str, Any], settings: dict[str, Any], reason: str
+) -> None:
+    parts = parts_of(method, problem, federation, **settings)
+    draw = Draw.of(0).round(0)
+    state = parts.method.init(parts.problem, parts.fed.n)
+    with pytest.raises(Untraceable, match=reason):
+        RecordedRound(parts.method, parts.fed.begin(1, draw), state, draw)
+
+
+def test_a_round_whose_assumptions_fail_is_run_as_it_is_written() -> None:
+    parts = parts_of("fedavg", "friends")
+    draw = Draw.of(0).round(0)
+    state = parts.method.init(parts.problem, parts.fed.n)
+    fed = parts.fed.begin(1, draw)
+    recorded = RecordedRound(parts.method, fed, state, draw)
+    program: Any = Interpreted(recorded.graph)
+    spoilt = state._replace(x=state.x * torch.nan)
+    before = parts.fed.ledger.as_dict()
+    assert recorded.run(program, fed, Form.of(spoilt)[1], draw) is None
+    assert parts.fed.ledger.as_dict() == before, "and nothing is billed twice"
+
+
+def test_nothing_of_a_recording_is_remembered() -> None:
+    """A round after a recording uses no tensor of it: they have no numbers."""
+    parts = parts_of("fedavg", "friends")
+    draw = Draw.of(0).round(0)
+    state = parts.method.init(parts.problem, parts.fed.n)
+    RecordedRound(parts.method, parts.fed.begin(1, draw), state, draw)
+    after = parts.method.round(parts.fed.begin(1, draw), state, draw)
+    assert type(after.x) is Tensor
+    assert bool(torch.isfinite(after.x).all())
+
+
+def test_another_number_of_clients_is_run_as_it_is_written() -> None:
+    parts = parts_of("fedavg", "friends", {"count": 4})
+    draw = Draw.of(0).round(0)
+    state = parts.method.init(parts.problem, parts.fed.n)
+    rounds = CompiledRounds(parts.method, 1)
+    rounds._round = RecordedRound(parts.method, parts.fed.begin(1, draw), state, draw)
+    rounds._program = Interpreted(rounds._round.graph)  # type: ignore[assignment]
+    fed = parts.fed.begin(1, draw)
+    fewer = fed.__class__(fed.engine, fed.ids[:2], fed.book)
+    assert_near(rounds.round(fewer, state, draw), parts.method.round(fewer, state, draw), 0.0)
+
+
+def test_a_counter_counts_and_shows_nothing() -> None:
+    assert (2 * (Counter() + 1) - 3).at(10) == 19
+    for look in (bool, int, float, hash, lambda c: c > 3, lambda c: c == 3, lambda c: c % 2, lambda c: 0.9**c):
+        with pytest.raises(Untraceable):
+            look(Counter())
