@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from time import perf_counter, process_time
 from typing import Any
 
@@ -78,20 +79,21 @@ def _timed(make: Callable[[], Weighting], steps: int, chunk: int | str) -> dict[
 
 
 def apart(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What the function returns in a process of its own."""
-    context = multiprocessing.get_context("fork")
+    """What the function returns in a fresh process, which shares neither memory nor threads with this one."""
+    context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-
-    def run() -> None:
-        there.send(function(*arguments))
-
-    child = context.Process(target=run)
+    child = context.Process(target=_send, args=(there, torch.get_num_threads(), function, arguments))
     child.start()
     there.close()
     try:
         return here.recv()
     finally:
         child.join()
+
+
+def _send(there: Connection, threads: int, function: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(threads)
+    there.send(function(*arguments))
 
 
 def curves(clients: tuple[int, ...] = CLIENTS, parameters: tuple[int, ...] = PARAMETERS) -> dict[str, Any]:
