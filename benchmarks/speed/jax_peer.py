@@ -1,7 +1,7 @@
 """The peer JAX (pip install 'coterie[bench]'): the rounds of `jax_rounds`, compiled, on as many threads as torch has.
 
-Row numbers are drawn beforehand, as for the limits, and cost this side nothing. A round is compiled when it is first
-called, in the pass that is not counted. A call ends when its result is ready.
+Row numbers are drawn beforehand, as for the limits, and cost this side nothing; nor does compiling. A call ends when
+its result is ready.
 """
 
 import os
@@ -42,14 +42,14 @@ def _import() -> Any:
 
 
 def side(name: str, *arguments: Any, **settings: Any) -> Side:
-    """The round of that name; tensors among the arguments become arrays of JAX, settings are compiled in."""
+    """The round of that name, compiled; tensors among the arguments become arrays of JAX."""
     jax = _import()
     from benchmarks.speed import jax_rounds
 
-    round = jax.jit(partial(getattr(jax_rounds, name), **settings))
-    ready = jax.tree.map(lambda tensor: jax.numpy.asarray(tensor.numpy()), arguments)
+    arrays = jax.tree.map(lambda tensor: jax.numpy.asarray(tensor.numpy()), arguments)
+    round = jax.jit(partial(getattr(jax_rounds, name), **settings)).lower(*arrays).compile()
 
     def run() -> Tensor:
-        return torch.from_numpy(np.array(round(*ready).block_until_ready()))
+        return torch.from_numpy(np.array(round(*arrays).block_until_ready()))
 
     return run

@@ -4,19 +4,18 @@ Every point is measured in a process of its own, so that its peak of memory is i
 with torch in it takes.
 """
 
-import multiprocessing
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.speed.processes import apart
 from benchmarks.speed.scene import ROUND
 from coterie.experiment.build import federate
 from coterie.experiment.config import FederationTable
@@ -76,24 +75,6 @@ def _timed(make: Callable[[], Weighting], steps: int, chunk: int | str) -> dict[
         "parameters": one.task.model.size,
         "bits": result.view(torch.int32).tolist() if result.numel() < 10_000 else None,
     }
-
-
-def apart(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What the function returns in a fresh process, which shares neither memory nor threads with this one."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_send, args=(there, torch.get_num_threads(), function, arguments))
-    child.start()
-    there.close()
-    try:
-        return here.recv()
-    finally:
-        child.join()
-
-
-def _send(there: Connection, threads: int, function: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(threads)
-    there.send(function(*arguments))
 
 
 def curves(clients: tuple[int, ...] = CLIENTS, parameters: tuple[int, ...] = PARAMETERS) -> dict[str, Any]:
