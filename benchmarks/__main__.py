@@ -1,10 +1,12 @@
 """`make bench`: rounds of coterie beside the same rounds by other code, and how they grow. JSON and a table.
 
-python -m benchmarks [W1 W5 …] [--repeats N] [--threads N] [--quick] [--json FILE] [--no-curves] [--compiled]
+python -m benchmarks [W1 W5 …] [--repeats N] [--threads N] [--quick] [--without SIDE] [--json FILE] [--no-curves]
+    [--compiled]
 """
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -13,11 +15,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.speed import scaling, workloads
-from benchmarks.speed.measure import Workload, matmul_rate, measure, table
+from benchmarks.speed import jax_peer, scaling, workloads
+from benchmarks.speed.measure import Clock, Workload, matmul_rate, measure, table, without
 
 WORKLOADS: dict[str, Callable[[bool], Workload]] = {
     "W1": workloads.w1,
+    "W1n": partial(workloads.w1, refresh=False),
     "W1o": workloads.w1_outer,
     "W2": workloads.w2,
     "W3": workloads.w3,
@@ -26,17 +29,20 @@ WORKLOADS: dict[str, Callable[[bool], Workload]] = {
     "W5b": partial(workloads.w5, pixels=28),
     "W5c": workloads.w5_cnn,
     "W6": workloads.w6,
+    "W7": workloads.w7,
 }
-COMPILED = ("W1", "W1o", "W3")  # where run.compile may pay
+COMPILED = ("W1", "W1n", "W1o", "W3")  # where run.compile may pay
 
 
 def machine(threads: int, rate: float) -> dict[str, Any]:
     return {
         "processor": _processor(),
+        "cores": os.cpu_count(),
         "threads": threads,
-        "matmul_gflops": rate / 1e9,
+        "matmul_gflops": round(rate / 1e9, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "jax": jax_peer.version(),
     }
 
 
@@ -53,6 +59,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--repeats", type=int, default=7, help="alternating runs of every side")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="small sizes: do all sides agree?")
+    parser.add_argument("--without", action="append", default=[], metavar="SIDE", help="leave a side out; repeatable")
     parser.add_argument("--compiled", action="store_true", help="run.compile as one more side")
     parser.add_argument("--no-curves", action="store_true")
     parser.add_argument("--json", type=Path, help="where the figures are written, after every workload")
@@ -62,10 +69,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
     torch.set_num_threads(options.threads)
     rate = matmul_rate()
+    clock: Clock = "cpu" if options.threads == 1 else "wall"
     found: dict[str, Any] = {"machine": machine(options.threads, rate), "workloads": []}
+    print(", ".join(f"{what} {value}" for what, value in found["machine"].items()), flush=True)
     for name in options.workloads or WORKLOADS:
         more = {"compiled": True} if options.compiled and name in COMPILED else {}
-        result = measure(WORKLOADS[name](options.quick, **more), options.repeats, rate)
+        workload = without(WORKLOADS[name](options.quick, **more), options.without)
+        result = measure(workload, options.repeats, rate, clock)
         found["workloads"].append(result)
         print(table([result]), flush=True)
         _write(found, options.json)

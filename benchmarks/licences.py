@@ -16,7 +16,20 @@ OWN = "coterie"
 GROUPS = {"running": "", "privacy": "privacy", "test": "test", "dev": "dev"}
 GROUPS |= {
     name: name
-    for name in ("files", "onnx", "text", "lora", "tensorboard", "mlflow", "wandb", "flower", "ray", "nvflare", "docs")
+    for name in (
+        "files",
+        "onnx",
+        "text",
+        "lora",
+        "tensorboard",
+        "mlflow",
+        "wandb",
+        "flower",
+        "ray",
+        "nvflare",
+        "docs",
+        "bench",
+    )
 }
 TEXTS = (("MIT", "MIT License"), ("BSD-3-Clause", "BSD 3-Clause"), ("Apache-2.0", "Apache License"))
 

@@ -1,22 +1,24 @@
 """Timing of sides that do the same thing: they must agree first, then they alternate, and medians are compared.
 
 Other load on the machine hits all sides alike when they take turns, but it stretches the time on the wall. What a
-side costs is processor time, and ratios are of that; both are reported. A short side is run several times a turn, after
+side costs is processor time, of all threads of this process, and ratios are of that. Several threads save time on the
+wall alone, so there ratios are of the wall. Both are reported. A short side is run several times a turn, after
 one that is not counted: rounds follow each other in a run, and caches are not full of what other sides left there.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from time import perf_counter, process_time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 Side = Callable[[], Tensor]
+Clock = Literal["cpu", "wall"]
 
 
 class Reading(NamedTuple):
@@ -28,7 +30,7 @@ class Reading(NamedTuple):
 
 
 SHORT = 0.02  # seconds that the counted calls of a turn take together, at least
-OURS, LOOP, LIMIT = "coterie", "loop", "limit"
+OURS, LOOP, LIMIT, JAX = "coterie", "loop", "limit", "jax"
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Workload:
     tolerance: float = 1e-4  # of the largest difference to ours, relative to how far the result is from 0
 
 
-def measure(workload: Workload, repeats: int, rate: float) -> dict[str, Any]:
-    """Medians in milliseconds and ratios to ours; `rate` is what this machine multiplies a second.
+def measure(workload: Workload, repeats: int, rate: float, clock: Clock = "cpu") -> dict[str, Any]:
+    """Medians in milliseconds and ratios to ours by that clock; `rate` is what this machine multiplies a second.
 
     The first pass is where the sides must agree. It warms them up, and counts only if no two passes follow.
     """
@@ -57,26 +59,28 @@ def measure(workload: Workload, repeats: int, rate: float) -> dict[str, Any]:
     for turn in range(repeats):
         results = {}
         for name, side in workload.sides.items():
-            results[name], *took = timed(side)
-            cpu[name].append(took[0])
-            wall[name].append(took[1])
+            reading = timed(side)
+            results[name] = reading.result
+            cpu[name].append(reading.cpu)
+            wall[name].append(reading.wall)
         if turn == 0:
             readings = {name: read() for name, read in workload.once.items()}
             results |= {name: reading.result for name, reading in readings.items()}
             differences = agreed(workload, results)
     warm = slice(1 if repeats > 2 else 0, None)
     medians = {
-        name: (statistics.median(cpu[name][warm]), statistics.median(wall[name][warm])) for name in workload.sides
+        name: {"cpu": statistics.median(cpu[name][warm]), "wall": statistics.median(wall[name][warm])}
+        for name in workload.sides
     }
-    medians |= {name: (reading.cpu, reading.wall) for name, reading in readings.items()}
+    medians |= {name: {"cpu": reading.cpu, "wall": reading.wall} for name, reading in readings.items()}
     sides = {
         name: {
-            "cpu_ms": 1e3 * used,
-            "wall_ms": 1e3 * clock,
-            "ratio": used / medians[OURS][0],
+            "cpu_ms": 1e3 * took["cpu"],
+            "wall_ms": 1e3 * took["wall"],
+            "ratio": took[clock] / medians[OURS][clock],
             "difference": differences[name],
         }
-        for name, (used, clock) in medians.items()
+        for name, took in medians.items()
     }
     part, times = workload.share or (workload.sides.get(LIMIT), 1)
     flops = None if part is None else times * counted(part)
@@ -84,12 +88,22 @@ def measure(workload: Workload, repeats: int, rate: float) -> dict[str, Any]:
         "workload": workload.name,
         "what": workload.what,
         "repeats": repeats,
+        "ratio_of": clock,
         "sides": sides,
         "wanted": dict(workload.wanted),
         "absent": dict(workload.absent),
         "matmul_gflop": None if flops is None else flops / 1e9,
         "matmul_bound_ms": None if flops is None else 1e3 * flops / rate,
     }
+
+
+def without(workload: Workload, names: Collection[str]) -> Workload:
+    """The workload without some sides; ours stays."""
+
+    def kept(table: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in table.items() if name == OURS or name not in names}
+
+    return replace(workload, sides=kept(workload.sides), absent=kept(workload.absent), once=kept(workload.once))
 
 
 def timed(side: Side) -> Reading:

@@ -4,18 +4,19 @@ Every point is measured in a process of its own, so that its peak of memory is i
 with torch in it takes.
 """
 
-import multiprocessing
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.speed.processes import apart
 from benchmarks.speed.scene import ROUND
 from coterie.experiment.build import federate
 from coterie.experiment.config import FederationTable
@@ -71,27 +72,19 @@ def _timed(make: Callable[[], Weighting], steps: int, chunk: int | str) -> dict[
     return {
         "cpu_s": process_time() - used,
         "wall_s": perf_counter() - began,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # of the whole process, torch included
+        "peak_mb": _peak_megabytes(),
         "parameters": one.task.model.size,
         "bits": result.view(torch.int32).tolist() if result.numel() < 10_000 else None,
     }
 
 
-def apart(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What the function returns in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-
-    def run() -> None:
-        there.send(function(*arguments))
-
-    child = context.Process(target=run)
-    child.start()
-    there.close()
-    try:
-        return here.recv()
-    finally:
-        child.join()
+def _peak_megabytes() -> float:
+    """Of the whole process, torch included; what getrusage says includes the parent at the time of the start."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) / 1024
 
 
 def curves(clients: tuple[int, ...] = CLIENTS, parameters: tuple[int, ...] = PARAMETERS) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
 from coterie.problems.tasks.variables import Flat
 
 Shards = list[tuple[Tensor, Tensor]]
-ROUND = Draw.of(0).round(0)  # of which all sides take their batches
+SEED = Draw.of(0)
+ROUND = SEED.round(0)  # of which all sides take their batches
 
 
 def images(clients: int, rows: int, shape: tuple[int, ...], seed: int = 0) -> Shards:
@@ -35,29 +36,35 @@ def problem_of(model: str, shards: Shards, width: int | None = None) -> tuple[We
     return weighting(shards, shards[0], FlatModel(net), "cross_entropy"), ordinary(net)
 
 
-def ours(problem: Any, method: Method, *, what: Callable[[Any], Tensor] | None = None, **table: Any) -> Side:
-    """One round from the start, as a run makes it: mode and chunk are chosen by the same measurement.
+def ours(
+    problem: Any, method: Method, *, what: Callable[[Any], Tensor] | None = None, rounds: int = 1, **table: Any
+) -> Side:
+    """Rounds from the start, as a run makes them: mode and chunk are chosen by the same measurement.
 
     What a problem keeps of fixed modules' values is forgotten before: in a run no round is made twice.
     """
     fed, _ = federate(problem, FederationTable(**table))
-    state = method.init(problem, fed.n)
+    start = method.init(problem, fed.n)
     read = what or (lambda s: method.view(s).model)
     variable = getattr(problem.task, "x", None)
 
-    def once() -> Tensor:
+    def run() -> Tensor:
         if isinstance(variable, Flat):
             variable.clear()
-        return read(method.round(fed.begin(1, ROUND), state, ROUND))
+        state = start
+        for t in range(rounds):
+            draw = SEED.round(t)
+            state = method.round(fed.begin(t + 1, draw), state, draw)
+        return read(state)
 
-    return once
+    return run
 
 
-def active(problem: Any, **table: Any) -> list[int]:
-    """Who takes part in that round."""
+def active(problem: Any, t: int = 0, **table: Any) -> list[int]:
+    """The participants of round t."""
     with using_threads(1):
         fed, _ = federate(problem, FederationTable(mode="vmap", **table))
-    return fed.begin(1, ROUND).ids.tolist()
+    return fed.begin(t + 1, SEED.round(t)).ids.tolist()
 
 
 def faster(problem: Any) -> Any:
