@@ -1,8 +1,9 @@
 """Timing of sides that do the same thing: they must agree first, then they alternate, and medians are compared.
 
 Other load on the machine hits all sides alike when they take turns, but it stretches the time on the wall. What a
-side costs is processor time, and ratios are of that; both are reported. A short side is run several times a turn, after
-one that is not counted: rounds follow each other in a run, and caches are not full of what other sides left there.
+side costs is processor time, and ratios are of that; both are reported. With several threads ratios are of the time on
+the wall, because cores that wait are used as well. A short side is run several times a turn, after one that is not
+counted: rounds follow each other in a run, and caches are not full of what other sides left there.
 """
 
 import math
@@ -69,11 +70,12 @@ def measure(workload: Workload, repeats: int, rate: float) -> dict[str, Any]:
         name: (statistics.median(cpu[name][warm]), statistics.median(wall[name][warm])) for name in workload.sides
     }
     medians |= {name: (reading.cpu, reading.wall) for name, reading in readings.items()}
+    compared = 0 if torch.get_num_threads() == 1 else 1
     sides = {
         name: {
             "cpu_ms": 1e3 * used,
             "wall_ms": 1e3 * clock,
-            "ratio": used / medians[OURS][0],
+            "ratio": medians[name][compared] / medians[OURS][compared],
             "difference": differences[name],
         }
         for name, (used, clock) in medians.items()

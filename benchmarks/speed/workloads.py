@@ -27,6 +27,11 @@ WITHIN = 1 / 1.3  # a limit may be so much faster
 """What is wanted of a limit: ours takes at most 1.3 times as long."""
 
 
+def natively() -> float:
+    """What is wanted of a loop over the same native kernels: a tie, and more where clients can go to several cores."""
+    return 1.0 if torch.get_num_threads() == 1 else 1.5
+
+
 def w1(quick: bool, compiled: bool = False) -> Workload:
     """Local-SVRG, the tiny network of paper 1, 15 clients, T = 50 steps of 50 rows, averaged every 10."""
     step = 0.05
@@ -136,7 +141,7 @@ def w3(quick: bool, compiled: bool = False) -> Workload:
     if compiled:
         sides["coterie, compiled"] = step(faster(problem))
     what = f"primal–dual step, LeNet-5, {clients} clients, gradient and product on {batch} rows"
-    return Workload("W3", what, sides, {LOOP: 1.0, LIMIT: WITHIN})
+    return Workload("W3", what, sides, {LOOP: natively(), LIMIT: WITHIN})
 
 
 def _primal_dual_step(v: Tensor, batch: int) -> Method:
@@ -179,14 +184,15 @@ def w5(quick: bool, pixels: int = 8, peers: bool = True) -> Workload:
 def w5_cnn(quick: bool, peers: bool = False) -> Workload:
     """FedAvg of the small CNN, 50 of 1,000 clients, 5 steps of 20 rows."""
     size = (5, 2, 6, 2, 4) if quick else (1000, 50, 100, 5, 20)
-    return _fedavg("W5c", "small-cnn", "small CNN", (1, 8, 8) if quick else (1, 28, 28), *size, loop=1.0, peers=peers)
+    shape = (1, 8, 8) if quick else (1, 28, 28)
+    return _fedavg("W5c", "small-cnn", "small CNN", shape, *size, loop=natively(), peers=peers)
 
 
 def w6(quick: bool) -> Workload:
     """FedAvg of ResNet-18, 10 clients, one step of 8 rows."""
     size = (3, 3, 6, 1, 4) if quick else (10, 10, 20, 1, 8)
     width, shape = (2, (3, 16, 16)) if quick else (None, (3, 32, 32))
-    return _fedavg("W6", "resnet18", "ResNet-18", shape, *size, loop=1.0, width=width)
+    return _fedavg("W6", "resnet18", "ResNet-18", shape, *size, loop=natively(), width=width)
 
 
 def _fedavg(

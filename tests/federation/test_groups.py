@@ -60,12 +60,12 @@ def network(name: str) -> nn.Module:
 def federation(shards: Callable[..., Any]) -> Callable[..., Federation]:
     """A federation of unequal shards, client after client."""
 
-    def make(name: str = "convolutions", **options: Any) -> Federation:
+    def make(name: str = "convolutions", sizes: tuple[int, ...] = SIZES, **options: Any) -> Federation:
         model = FlatModel(network(name))
         task = Supervised.of(model, "cross_entropy", l2=0.01, classes=3)
-        train = pack(shards(SIZES, IMAGE))
+        train = pack(shards(sizes, IMAGE))
         probe([model], lambda: task.outputs(model.start, train.client(0).all()))
-        return Federation.on(LocalEngine(task, train, None, None, mode="sequential", **options))
+        return Federation.on(LocalEngine(task, train, None, None, **{"mode": "sequential", **options}))
 
     return make
 
@@ -117,6 +117,26 @@ def test_threads_change_neither_bits_nor_the_ledger(federation, name, chunk):
     for number in (2, 3):
         with threads(number):
             assert asked(federation(name, chunk=chunk)) == expected
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (5,) * 7], ids=["unequal", "equal"])
+def test_chunks_in_threads_change_neither_bits_nor_the_ledger(federation, sizes):
+    with threads(1):
+        expected = asked(federation("dropout", sizes, mode="vmap", chunk=6))
+    with threads(2):
+        fed = federation("dropout", sizes, mode="vmap", chunk=6)
+        assert fed.engine._threaded_chunks(2)
+        assert asked(fed) == expected
+
+
+def test_the_client_that_fails_in_a_chunk_of_a_thread_is_named(federation):
+    found = []
+    for number in (1, 2):
+        with threads(number):
+            fed = federation(mode="vmap", chunk=6)
+            found.append(error_of(fed, failing, fed.task.model.start, sizes=[3, 4]))
+    assert "client 1: ValueError" in found[0][0]
+    assert found[1] == found[0]
 
 
 def test_large_results_are_handed_on_before_the_last_is_there(federation, monkeypatch):

@@ -117,19 +117,35 @@ class LocalEngine:
         return self.sizes.device.type == "cpu" and self.train.capacity * row_bytes >= MANY
 
     def _vectorised(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
+        threads = torch.get_num_threads()
+        if self._threaded_chunks(threads):  # together they are no larger than one chunk would be
+            chunks = torch.split(ids, size // threads)
+            results = in_threads(
+                lambda i: self._explained_chunk(call, chunks[i]), len(chunks), threads, ahead=lambda _: threads
+            )
+            yield from zip(chunks, results, strict=True)
+            return
         for chunk in torch.split(ids, size):
-            try:
-                result = self._at_once(call, chunk)
-            except CoterieError:
-                raise
-            except Exception as error:
-                for _ in self._one_by_one(call, chunk, 1):  # tells at which client it fails
-                    pass
-                raise WorkError(
-                    f"{_named(call)} cannot be run for many clients at once: {gist(error)}. Set federation.mode = "
-                    'sequential (mode="sequential" in Python), or auto.'
-                ) from error
-            yield chunk, result
+            yield chunk, self._explained_chunk(call, chunk)
+
+    def _threaded_chunks(self, threads: int) -> bool:
+        """Whether chunks are computed in threads of their own: where all clients are more than one chunk, and each
+        thread has several clients. By the federation again, and not by those who are asked."""
+        large = self.chunk is not None and 2 * threads <= self.chunk < len(self.train)
+        return large and self._threaded(threads)
+
+    def _explained_chunk(self, call: Call, chunk: Tensor) -> Tree:
+        try:
+            return self._at_once(call, chunk)
+        except CoterieError:
+            raise
+        except Exception as error:
+            for _ in self._one_by_one(call, chunk, 1):  # tells at which client it fails
+                pass
+            raise WorkError(
+                f"{_named(call)} cannot be run for many clients at once: {gist(error)}. Set federation.mode = "
+                'sequential (mode="sequential" in Python), or auto.'
+            ) from error
 
     def _at_once(self, call: Call, ids: Tensor) -> Tree:
         lone = len(ids) == 1
