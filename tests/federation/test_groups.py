@@ -92,6 +92,12 @@ def writing(shard, shared, private, static, draw):
     return shared.clone()
 
 
+@work(update=RESULT)
+def forgetting(shard, shared, private, static, draw):
+    """Returns no memory, though it has some."""
+    return shared
+
+
 @work(update=None)
 def who_computes(shard, shared, private, static, draw):
     return torch.tensor([torch.is_grad_enabled(), torch.get_num_threads(), threading.get_ident()])
@@ -256,6 +262,18 @@ def test_threads_end_when_nobody_waits_for_them():
     assert next(results) == 0
     results.close()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("mode", ["vmap", "sequential"])
+def test_threads_end_with_an_error_of_their_caller(federation, mode):
+    before = threading.active_count()
+    with threads(2):
+        fed = federation(mode=mode, chunk=4)
+        memory = Memory.start(torch.zeros(1), fed.n)
+        with pytest.raises(ValueError, match="unpack"):
+            fed.mean(forgetting, torch.zeros(3), memory=memory, draw=DRAW)
+        assert torch.get_num_threads() == 2
+        assert threading.active_count() == before
 
 
 def test_an_interruption_ends_the_threads():

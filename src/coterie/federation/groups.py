@@ -38,7 +38,8 @@ def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead:
     """function(0), function(1) … in this order, computed by several threads.
 
     An error is raised where its result would be handed on; what comes after it is dropped. If the caller stops early,
-    by an error or an interruption of its own, the threads end at their next operation of Python.
+    by an error or an interruption of its own, the threads end at their next operation of Python. Between the results
+    the caller computes with one intra-op thread as well.
 
     Args:
         function: makes a result; it may be run by several threads at once.
@@ -56,10 +57,15 @@ def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead:
             while (number := todo.get()) is not None and not ended.is_set():
                 done.put(_outcome(function, number))
 
-    workers = [Thread(target=copy_context().run, args=(_until_abandoned, compute)) for _ in range(min(threads, count))]
+    before = torch.get_num_threads()
+    workers = [
+        Thread(target=copy_context().run, args=(_until_abandoned, compute), daemon=True)
+        for _ in range(min(threads, count))
+    ]
     waiting: dict[int, _Outcome[R]] = {}
     given, limit = 0, 2 * threads
     try:
+        torch.set_num_threads(1)  # the caller's sums meanwhile, too: the cores are taken
         for worker in workers:
             worker.start()
         for number in range(count):
@@ -80,8 +86,7 @@ def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead:
         for _ in workers:
             todo.put(None)
         _end(workers)
-        # a thread's own setting is also what threads of others begin with; this undoes that
-        torch.set_num_threads(torch.get_num_threads())
+        torch.set_num_threads(before)
 
 
 def _outcome(function: Callable[[int], R], number: int) -> _Outcome[R]:

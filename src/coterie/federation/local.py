@@ -75,10 +75,8 @@ class LocalEngine:
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work at these clients, chunk after chunk."""
         size = self.chunk or len(ids)
-        parts = (
-            self._vectorised(call, ids, size) if self._mode_of(call) == "vmap" else self._one_by_one(call, ids, size)
-        )
-        for chunk, result in parts:
+        run = self._vectorised if self._mode_of(call) == "vmap" else self._one_by_one
+        for chunk, result in run(call, ids, size):  # no name for it: an error ends its threads at once
             values, memory = (result, None) if call.memory is None else result
             yield Replies(chunk, values, memory)
 
