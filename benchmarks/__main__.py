@@ -1,7 +1,6 @@
 """`make bench`: rounds of coterie beside the same rounds by other code, and how they grow. JSON and a table.
 
 python -m benchmarks [W1 W5 …] [--repeats N] [--threads N] [--quick] [--without SIDE] [--json FILE] [--no-curves]
-    [--compiled]
 """
 
 import argparse
@@ -31,7 +30,6 @@ WORKLOADS: dict[str, Callable[[bool], Workload]] = {
     "W6": workloads.w6,
     "W7": workloads.w7,
 }
-COMPILED = ("W1", "W1n", "W1o", "W3")  # where run.compile may pay
 
 
 def machine(threads: int, rate: float) -> dict[str, Any]:
@@ -60,7 +58,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="small sizes: do all sides agree?")
     parser.add_argument("--without", action="append", default=[], metavar="SIDE", help="leave a side out; repeatable")
-    parser.add_argument("--compiled", action="store_true", help="run.compile as one more side")
     parser.add_argument("--no-curves", action="store_true")
     parser.add_argument("--json", type=Path, help="where the figures are written, after every workload")
     options = parser.parse_args(arguments)
@@ -73,8 +70,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"machine": machine(options.threads, rate), "workloads": []}
     print(", ".join(f"{what} {value}" for what, value in found["machine"].items()), flush=True)
     for name in options.workloads or WORKLOADS:
-        more = {"compiled": True} if options.compiled and name in COMPILED else {}
-        workload = without(WORKLOADS[name](options.quick, **more), options.without)
+        workload = without(WORKLOADS[name](options.quick), options.without)
         result = measure(workload, options.repeats, rate, clock)
         found["workloads"].append(result)
         print(table([result]), flush=True)

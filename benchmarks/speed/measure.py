@@ -30,7 +30,7 @@ class Reading(NamedTuple):
 
 
 SHORT = 0.02  # seconds that the counted calls of a turn take together, at least
-OURS, LOOP, LIMIT, JAX = "coterie", "loop", "limit", "jax"
+OURS, PLAIN, LOOP, LIMIT, JAX = "coterie", "coterie, plain", "loop", "limit", "jax"
 
 
 @dataclass(frozen=True)

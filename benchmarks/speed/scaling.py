@@ -4,6 +4,7 @@ Every point is measured in a process of its own, so that its peak of memory is i
 with torch in it takes.
 """
 
+import math
 import os
 import resource
 import subprocess
@@ -25,7 +26,9 @@ from coterie.methods.baselines.fedavg import fedavg
 from coterie.problems import Weighting, weighting
 from coterie.problems.models import FlatModel, build
 
-CLIENTS = (10, 100, 1_000, 10_000)
+CLIENTS = (10, 100, 1_000, 10_000, 100_000)
+AGAIN = 10_000  # clients at most whose round is made a second time, in small chunks
+FROM = 100  # clients from which growth is fitted: below, the time is that of starting operations
 PARAMETERS = (10**3, 10**4, 10**5, 10**6, 10**7)
 ROWS, PIXELS = 100, (1, 8, 8)
 
@@ -88,18 +91,29 @@ def _peak_megabytes() -> float:
 
 
 def curves(clients: tuple[int, ...] = CLIENTS, parameters: tuple[int, ...] = PARAMETERS) -> dict[str, Any]:
-    """Both curves; the largest number of clients is run again in small chunks and must give the same bits."""
+    """Both curves; a large number of clients is run again in small chunks and must give the same bits."""
     by_clients = [{"clients": k, **apart(clients_point, k)} for k in clients]
-    again = apart(clients_point, clients[-1], 97)
-    same = again["bits"] == by_clients[-1]["bits"]
+    known = next(point for point in reversed(by_clients) if point["clients"] <= AGAIN)
+    again = apart(clients_point, known["clients"], 97)
+    same = again["bits"] == known["bits"]
     by_parameters = [apart(parameters_point, d) for d in parameters]
     for point in (*by_clients, *by_parameters, again):
         point.pop("bits")
     return {
         "clients": by_clients,
         "parameters": by_parameters,
-        "small_chunks": {"clients": clients[-1], "chunk": 97, "identical": same, **again},
+        "exponent": exponent([(point["clients"], point["cpu_s"]) for point in by_clients]),
+        "small_chunks": {"clients": known["clients"], "chunk": 97, "identical": same, **again},
     }
+
+
+def exponent(points: list[tuple[int, float]]) -> float | None:
+    """p of seconds ∝ clientsᵖ by least squares in logarithms; None where fewer than two points are large enough."""
+    logs = [(math.log(clients), math.log(seconds)) for clients, seconds in points if clients >= FROM]
+    if len(logs) < 2:
+        return None
+    x, y = (sum(column) / len(logs) for column in zip(*logs, strict=True))
+    return sum((a - x) * (b - y) for a, b in logs) / sum((a - x) ** 2 for a, _ in logs)
 
 
 def start_up(repeats: int = 3) -> dict[str, float]:
@@ -120,6 +134,10 @@ def text(found: dict[str, Any]) -> str:
     rows = [(f"{p['clients']:,} clients", p) for p in found["clients"]]
     rows += [(f"d = {p['parameters']:,}", p) for p in found["parameters"]]
     lines += [f"{name:14} {p['cpu_s']:8.3f} {p['wall_s']:8.3f} {p['peak_mb']:8.0f}" for name, p in rows]
+    if found["exponent"] is not None:
+        lines.append(
+            f"processor time grows with clients to the power of {found['exponent']:.2f}, from {FROM} clients on"
+        )
     small = found["small_chunks"]
     lines.append(
         f"{small['clients']:,} clients in chunks of {small['chunk']}: {small['cpu_s']:.3f} CPU s, "

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from math import inf
+from time import sleep
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.speed.measure import Side
-from coterie.experiment.build import compiled, federate, using_threads
+from coterie.experiment.build import federate, using_threads
+from coterie.experiment.compiling import Compiling
 from coterie.experiment.config import FederationTable
 from coterie.methods import Method
 from coterie.numerics import Draw
@@ -37,26 +40,37 @@ def problem_of(model: str, shards: Shards, width: int | None = None) -> tuple[We
 
 
 def ours(
-    problem: Any, method: Method, *, what: Callable[[Any], Tensor] | None = None, rounds: int = 1, **table: Any
+    problem: Any,
+    method: Method,
+    *,
+    what: Callable[[Any], Tensor] | None = None,
+    rounds: int = 1,
+    compiled: bool = False,
+    **table: Any,
 ) -> Side:
     """Rounds from the start, as a run makes them: mode and chunk are chosen by the same measurement.
 
-    What a problem keeps of fixed modules' values is forgotten before: in a run no round is made twice.
+    With `compiled` they are rounds of a long run with run.compile = auto, after that has chosen. What a problem keeps
+    of fixed modules' values is forgotten before: in a run no round is made twice.
     """
     fed, _ = federate(problem, FederationTable(**table))
     start = method.init(problem, fed.n)
     read = what or (lambda s: method.view(s).model)
     variable = getattr(problem.task, "x", None)
+    compiling = Compiling(method, "auto" if compiled else False, torch.get_num_threads())
 
-    def run() -> Tensor:
+    def run(count: int = rounds) -> Tensor:
         if isinstance(variable, Flat):
             variable.clear()
         state = start
-        for t in range(rounds):
+        for t in range(count):
             draw = SEED.round(t)
-            state = method.round(fed.begin(t + 1, draw), state, draw)
+            state = compiling.round(fed.begin(t + 1, draw), state, draw, lambda: inf)
         return read(state)
 
+    while compiling.undecided:
+        run(1)
+        sleep(0.05)  # the compiler is at work
     return run
 
 
@@ -65,11 +79,6 @@ def active(problem: Any, t: int = 0, **table: Any) -> list[int]:
     with using_threads(1):
         fed, _ = federate(problem, FederationTable(mode="vmap", **table))
     return fed.begin(t + 1, SEED.round(t)).ids.tolist()
-
-
-def faster(problem: Any) -> Any:
-    """The same with derivatives compiled, as run.compile does."""
-    return compiled(problem, "benchmark")
 
 
 def ordinary(net: nn.Module) -> nn.Module:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from benchmarks.speed import flower_peer, jax_peer, limits, loops, pfl_peer, vmap_peer
 from benchmarks.speed.loops import Knobs, Period
-from benchmarks.speed.measure import JAX, LIMIT, LOOP, OURS, Reading, Side, Workload
-from benchmarks.speed.scene import ROUND, SEED, active, faster, images, ordinary, ours, problem_of
+from benchmarks.speed.measure import JAX, LIMIT, LOOP, OURS, PLAIN, Reading, Side, Workload
+from benchmarks.speed.scene import ROUND, SEED, active, images, ordinary, ours, problem_of
 from coterie.experiment.build import make_problem
 from coterie.experiment.config import load as load_config
 from coterie.methods.base import Method
@@ -32,6 +32,15 @@ PFL, FLOWER = 2.0, 50.0
 """What is wanted of these libraries: so many times our time, at least."""
 
 
+def both(quick: bool, problem: Any, method: Method, **more: Any) -> dict[str, Side]:
+    """Rounds as a long run makes them by default, compiled where that was measured to pay; and as they are written.
+
+    At the quick size nothing is compiled: it would take longer than everything else.
+    """
+    plain = ours(problem, method, **more)
+    return {OURS: plain} if quick else {OURS: ours(problem, method, compiled=True, **more), PLAIN: plain}
+
+
 def _beside_jax(workload: Workload, round: str, *arguments: Any, **settings: Any) -> Workload:
     """The workload with one more side: that round of `jax_rounds`, or why it is absent."""
     why = jax_peer.missing()
@@ -45,7 +54,7 @@ def _native_loop() -> float:
     return 1.5 if torch.get_num_threads() == 2 else 1.0
 
 
-def w1(quick: bool, compiled: bool = False, refresh: bool = True) -> Workload:
+def w1(quick: bool, refresh: bool = True) -> Workload:
     """Local-SVRG, the tiny network of paper 1, 15 clients, T = 50 steps of 50 rows, averaged every 10.
 
     W1n is the same without `refresh`: anchors stay where they were at the start, so that compiled steps are compared
@@ -61,12 +70,10 @@ def w1(quick: bool, compiled: bool = False, refresh: bool = True) -> Workload:
     patches, labels = problem.train.columns
     patches, labels = patches.view(clients, rows, 49, 16), labels.view(clients, rows)
     sides: dict[str, Side] = {
-        OURS: ours(problem, method),
+        **both(quick, problem, method),
         LOOP: lambda: loops.local_svrg(net, ordinary(net), problem.start, shards, plan, step),
         LIMIT: lambda: limits.local_svrg(problem.start, patches, labels, plan, step),
     }
-    if compiled:
-        sides["coterie, compiled"] = ours(faster(problem), method)
     what = f"Local-SVRG, tiny CNN, {clients} clients of {rows} rows, {T} steps{'' if refresh else ', anchors fixed'}"
     # a ReLU that rounding switches on one side only moves so small a network by as much; the quick size has none
     tolerance = 1e-4 if quick else 1e-2
@@ -75,7 +82,7 @@ def w1(quick: bool, compiled: bool = False, refresh: bool = True) -> Workload:
     return _beside_jax(workload, "local_svrg", problem.start, patches, labels, *by_step, step=step)
 
 
-def w1_outer(quick: bool, compiled: bool = False, T: int = 40) -> Workload:
+def w1_outer(quick: bool, T: int = 40) -> Workload:
     """A bilevel outer round of paper 1, beside plain vmap. Paper: T = 400 steps; a tenth shows the ratio."""
     clients, rows, T, tau, batch, q = (4, 60, 6, 3, 20, 0.2) if quick else (15, 4000, T, 10, 50, 0.02)
     shards = images(clients, rows, (1, 28, 28))
@@ -91,9 +98,7 @@ def w1_outer(quick: bool, compiled: bool = False, T: int = 40) -> Workload:
     def read(s: Any) -> Tensor:
         return torch.cat([s.theta, s.gradient])
 
-    sides: dict[str, Side] = {OURS: ours(problem, method, what=read), "plain vmap": peer}
-    if compiled:
-        sides["coterie, compiled"] = ours(faster(problem), method, what=read)
+    sides: dict[str, Side] = {**both(quick, problem, method, what=read), "plain vmap": peer}
     what = f"bilevel outer round, tiny CNN, {clients} clients of {rows} rows, {T} steps of model and system each"
     return Workload("W1o", what, sides, {"plain vmap": 3.0}, tolerance=1e-4 if quick else 1e-2)
 
@@ -134,7 +139,7 @@ def w2(quick: bool) -> Workload:
     layers = [p.detach().clone() for p in net.parameters()]
     what = f"FedNest epoch, MLP {pixels * pixels}-{width}-10, {count} of {clients} clients"
     sides: dict[str, Side] = {
-        OURS: ours(problem, method, what=lambda s: torch.cat([s.x, s.y]), count=count),
+        **both(quick, problem, method, what=lambda s: torch.cat([s.x, s.y]), count=count),
         LOOP: lambda: loops.fednest(backbone, head, start, mine, goals, index, knobs),
         LIMIT: lambda: limits.fednest(layers, flat[0], flat[1], index, knobs),
     }
@@ -142,7 +147,7 @@ def w2(quick: bool) -> Workload:
     return _beside_jax(workload, "fednest", tuple(layers[:2]), tuple(layers[2:]), *flat, index, knobs=knobs)
 
 
-def w3(quick: bool, compiled: bool = False) -> Workload:
+def w3(quick: bool) -> Workload:
     """What the clients do in a step of the primal–dual method: LeNet-5, a gradient and a product on 64 rows each."""
     clients, rows, batch = (3, 12, 4) if quick else (10, 500, 64)
     shards = images(clients, rows, (1, 28, 28))
@@ -152,16 +157,11 @@ def w3(quick: bool, compiled: bool = False) -> Workload:
     first, second = (draw.phase(name).batches(rows, batch, 1)[:, 0] for name in ("gradient", "product"))
     buffers = limits.Buffers(ordinary(net))
 
-    def step(s: Any = problem) -> Side:
-        return ours(s, _primal_dual_step(v, batch), what=lambda pair: torch.cat(pair))
-
     sides: dict[str, Side] = {
-        OURS: step(),
+        **both(quick, problem, _primal_dual_step(v, batch), what=lambda pair: torch.cat(pair)),
         LOOP: lambda: torch.cat(loops.gradient_and_product(net, problem.start, v, shards, first, second)),
         LIMIT: lambda: torch.cat(limits.gradient_and_product(buffers, problem.start, v, shards, first, second)),
     }
-    if compiled:
-        sides["coterie, compiled"] = step(faster(problem))
     what = f"primal–dual step, LeNet-5, {clients} clients, gradient and product on {batch} rows"
     return Workload("W3", what, sides, {LOOP: _native_loop(), LIMIT: WITHIN})
 
@@ -187,7 +187,7 @@ def w4(quick: bool) -> Workload:
     shards = list(rows)
     knobs = {"step": step, "mirror_step": mirror_step, "mirror_steps": mirror_steps}
     sides: dict[str, Side] = {
-        OURS: ours(problem, method, what=lambda s: torch.cat([s.x, s.w])),
+        **both(quick, problem, method, what=lambda s: torch.cat([s.x, s.w])),
         LOOP: lambda: loops.meritfed(problem.start, shards, valid, **knobs),
         LIMIT: lambda: limits.meritfed(problem.start, rows, valid, **knobs),
     }
@@ -201,24 +201,25 @@ def w5(quick: bool, pixels: int = 8, peers: bool = True) -> Workload:
     size = (12, 4, 10, 5, 20) if quick else (1000, 50, 100, 5, 20)
     title = f"logistic regression {pixels * pixels}-10"
     name = "W5" if pixels == 8 else "W5b"
-    return _fedavg(name, "logistic", title, (1, pixels, pixels), *size, loop=8.0, peers=peers)
+    return _fedavg(quick, name, "logistic", title, (1, pixels, pixels), *size, loop=8.0, peers=peers)
 
 
 def w5_cnn(quick: bool, peers: bool = False) -> Workload:
     """FedAvg of the small CNN, 50 of 1,000 clients, 5 steps of 20 rows."""
     size = (5, 2, 6, 2, 4) if quick else (1000, 50, 100, 5, 20)
     shape = (1, 8, 8) if quick else (1, 28, 28)
-    return _fedavg("W5c", "small-cnn", "small CNN", shape, *size, loop=_native_loop(), peers=peers)
+    return _fedavg(quick, "W5c", "small-cnn", "small CNN", shape, *size, loop=_native_loop(), peers=peers)
 
 
 def w6(quick: bool) -> Workload:
     """FedAvg of ResNet-18, 10 clients, one step of 8 rows."""
     size = (3, 3, 6, 1, 4) if quick else (10, 10, 20, 1, 8)
     width, shape = (2, (3, 16, 16)) if quick else (None, (3, 32, 32))
-    return _fedavg("W6", "resnet18", "ResNet-18", shape, *size, loop=_native_loop(), width=width)
+    return _fedavg(quick, "W6", "resnet18", "ResNet-18", shape, *size, loop=_native_loop(), width=width)
 
 
 def _fedavg(
+    quick: bool,
     name: str,
     model: str,
     title: str,
@@ -241,7 +242,7 @@ def _fedavg(
     index = ROUND.phase("walk").client(torch.tensor(ids)).batches(rows, batch, steps)
     plan = dict(zip(ids, index, strict=True))
     sides: dict[str, Side] = {
-        OURS: ours(problem, method, count=count),
+        **both(quick, problem, method, count=count),
         LOOP: lambda: loops.fedavg(net, problem.start, shards, plan, step),
     }
     if model == "logistic":
@@ -312,7 +313,7 @@ def w7(quick: bool) -> Workload:
         one = flower_peer.reading("logistic", shape, shards, [(starts[t - rounds], plans[t]) for t in last], step)
         return Reading(one.result, rounds * one.cpu, rounds * one.wall)
 
-    sides: dict[str, Side] = {OURS: ours(problem, method, rounds=rounds, count=count), LOOP: loop, LIMIT: limit}
+    sides: dict[str, Side] = {**both(quick, problem, method, rounds=rounds, count=count), LOOP: loop, LIMIT: limit}
     why = flower_peer.missing()
     workload = Workload(
         "W7",

@@ -56,6 +56,11 @@ class Compiling:
         self.reason = ""
         """Why nothing is compiled, where that was tried."""
 
+    @property
+    def undecided(self) -> bool:
+        """Whether it may still choose to compile."""
+        return self._open
+
     def round(self, fed: Federation, state: Any, draw: Draw, left: Callable[[], float] = lambda: 0.0) -> Any:
         """One round of the method.
 

@@ -1,8 +1,9 @@
 """The local engine: all clients in this process.
 
 Two ways to run a work at many clients give the same numbers up to rounding: `vmap` runs it once over stacked values,
-`sequential` client after client with the native kernels (faster for large convolutions). Chunks bound the memory;
-the bits of a result do not depend on their size. Two things keep it so under `vmap`. It is never run on a single
+`sequential` client after client with the native kernels (faster for large convolutions), several of them at a time
+where torch is set to several threads (`groups.py`). Chunks bound the memory; the bits of a result do not depend on
+their size. Two things keep it so under `vmap`. It is never run on a single
 client, because batched kernels take another path for a batch of one: a lone client is doubled and the copy dropped.
 And shared values are given to every client as its own, because a product with a value common to all would be one
 large product over all clients' rows, whose bits depend on how many there are. (oneDNN's grouped float32 convolutions
@@ -21,6 +22,7 @@ from torch.func import vmap
 
 from coterie.errors import CoterieError, UsageError, WorkError, gist
 from coterie.federation.api import Call, Replies
+from coterie.federation.groups import in_threads, seen_by_threads
 from coterie.federation.points import counted, touched
 from coterie.federation.shards import Rows, Shard, Stack
 from coterie.federation.tree import Tree, row, rows, stack, tensors, tree_flatten, tree_unflatten
@@ -73,10 +75,8 @@ class LocalEngine:
     def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
         """Run a work at these clients, chunk after chunk."""
         size = self.chunk or len(ids)
-        parts = (
-            self._vectorised(call, ids, size) if self._mode_of(call) == "vmap" else self._one_by_one(call, ids, size)
-        )
-        for chunk, result in parts:
+        run = self._vectorised if self._mode_of(call) == "vmap" else self._one_by_one
+        for chunk, result in run(call, ids, size):  # no name for it: an error ends its threads at once
             values, memory = (result, None) if call.memory is None else result
             yield Replies(chunk, values, memory)
 
@@ -115,19 +115,35 @@ class LocalEngine:
         return self.sizes.device.type == "cpu" and self.train.capacity * row_bytes >= MANY
 
     def _vectorised(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
+        threads = torch.get_num_threads()
+        if self._threaded_chunks(threads):  # together they are no larger than one chunk would be
+            chunks = torch.split(ids, size // threads)
+            results = in_threads(
+                lambda i: self._explained_chunk(call, chunks[i]), len(chunks), threads, ahead=lambda _: threads
+            )
+            yield from zip(chunks, results, strict=True)
+            return
         for chunk in torch.split(ids, size):
-            try:
-                result = self._at_once(call, chunk)
-            except CoterieError:
-                raise
-            except Exception as error:
-                for _ in self._one_by_one(call, chunk, 1):  # tells at which client it fails
-                    pass
-                raise WorkError(
-                    f"{_named(call)} cannot be run for many clients at once: {gist(error)}. Set federation.mode = "
-                    'sequential (mode="sequential" in Python), or auto.'
-                ) from error
-            yield chunk, result
+            yield chunk, self._explained_chunk(call, chunk)
+
+    def _threaded_chunks(self, threads: int) -> bool:
+        """Whether chunks are computed in threads of their own: where all clients are more than one chunk, and each
+        thread has several clients. By the federation again, and not by those who are asked."""
+        large = self.chunk is not None and 2 * threads <= self.chunk < len(self.train)
+        return large and self._threaded(threads)
+
+    def _explained_chunk(self, call: Call, chunk: Tensor) -> Tree:
+        try:
+            return self._at_once(call, chunk)
+        except CoterieError:
+            raise
+        except Exception as error:
+            for _ in self._one_by_one(call, chunk, 1):  # tells at which client it fails
+                pass
+            raise WorkError(
+                f"{_named(call)} cannot be run for many clients at once: {gist(error)}. Set federation.mode = "
+                'sequential (mode="sequential" in Python), or auto.'
+            ) from error
 
     def _at_once(self, call: Call, ids: Tensor) -> Tree:
         lone = len(ids) == 1
@@ -180,31 +196,74 @@ class LocalEngine:
         return replace(rows, key=Draw(key).phase("dropout").key) if dropout else rows
 
     def _one_by_one(self, call: Call, ids: Tensor, size: int) -> Iterator[tuple[Tensor, Tree]]:
+        results: list[Tree] = []
+        for i, result in enumerate(self._results(call, ids), 1):
+            results.append(result)
+            # large results are handed on at once: a sum over clients need not hold them all
+            if i == len(ids) or len(results) >= min(size, _within(LARGE, results[0])):
+                yield ids[i - len(results) : i], stack(results)
+                results = []
+
+    def _results(self, call: Call, ids: Tensor) -> Iterator[Tree]:
+        """The clients' results in their order."""
+        threads = torch.get_num_threads()
+        return self._beside(call, ids, threads) if self._threaded(threads) else self._in_turn(call, ids)
+
+    def _threaded(self, threads: int) -> bool:
+        """Whether clients are computed in threads of their own, each with one intra-op thread. A rule about the
+        federation and not about those who are asked, because the bits of some kernels depend on their threads."""
+        at_once = self.task is None or self.task.concurrent
+        in_memory = self.sizes.device.type == "cpu" and not self.train.mapped  # a Dataset may know one reader only
+        return 1 < threads <= len(self.train) and at_once and in_memory and seen_by_threads()
+
+    def _in_turn(self, call: Call, ids: Tensor) -> Iterator[Tree]:
+        at_client, overwritten = self._at_client(call, ids)
+        for i, client in enumerate(ids.tolist()):
+            result = at_client(i)
+            if overwritten():
+                raise _writes_in_place(call, client)
+            yield result
+
+    def _beside(self, call: Call, ids: Tensor, threads: int) -> Iterator[Tree]:
+        at_client, overwritten = self._at_client(call, ids)
+
+        def checked(i: int) -> Tree:
+            result = at_client(i)
+            if overwritten():
+                raise _writes_in_place(call, int(ids[i]))
+            return result
+
+        done = 0
+        try:
+            for result in in_threads(checked, len(ids), threads, ahead=lambda result: _within(LARGE, result)):
+                done += 1
+                yield result
+        except Exception:
+            if overwritten():  # by this client or by one beside it: in turn it is seen which
+                for _ in self._in_turn(call, ids[done:]):
+                    pass
+            raise
+
+    def _at_client(self, call: Call, ids: Tensor) -> tuple[Callable[[int], Tree], Callable[[], bool]]:
+        """The result of the i-th client as a function; and whether a client has written into what all are given."""
         sent, fill = _split(call.shared)
         private = None if call.memory is None else call.memory.payload
-        results: list[Tree] = []
         keys = call.draw.client(ids).key
         given = tensors([*sent, private])
         versions = [tensor._version for tensor in given]
-        for i, client in enumerate(ids.tolist(), 1):
+
+        def at_client(i: int) -> Tree:
+            client = int(ids[i])
             shard = Shard(
                 self.task,
-                self._with_masks(self.train.client(client), keys[i - 1]),
+                self._with_masks(self.train.client(client), keys[i]),
                 None if self.valid is None else self.valid.client(client),
             )
-            number = ids.new_tensor(client)
-            mine = fill([v.of(number) if isinstance(v, Each) else v for v in sent])
+            mine = fill([v.of(ids[i]) if isinstance(v, Each) else v for v in sent])
             with explained(call, f"client {client}"):
-                results.append(call.work(shard, mine, row(private, client), call.static, Draw(keys[i - 1])))
-            if [tensor._version for tensor in given] != versions:
-                raise WorkError(
-                    f"{_named(call)} writes in place into what it is given (client {client}), which others use too; "
-                    "make a new tensor, for example x = x + step instead of x += step."
-                )
-            # large results are handed on at once: a sum over clients need not hold them all
-            if i == len(ids) or len(results) == size or len(results) * size_of(results[0]).bytes >= LARGE:
-                yield ids[i - len(results) : i], stack(results)
-                results = []
+                return call.work(shard, mine, row(private, client), call.static, Draw(keys[i]))
+
+        return at_client, lambda: [tensor._version for tensor in given] != versions
 
 
 @contextmanager
@@ -216,6 +275,18 @@ def explained(call: Call, holder: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise WorkError(f"{_named(call)} fails at {holder}: {gist(error)}") from error
+
+
+def _writes_in_place(call: Call, client: int) -> WorkError:
+    return WorkError(
+        f"{_named(call)} writes in place into what it is given (client {client}), which others use too; "
+        "make a new tensor, for example x = x + step instead of x += step."
+    )
+
+
+def _within(limit: int, result: Tree) -> int:
+    """How many such results are no larger than the limit, one at least."""
+    return max(1, limit // max(1, size_of(result).bytes))
 
 
 def _named(call: Call) -> str:

@@ -82,8 +82,11 @@ class Screening:
         zero = (norms <= NOTHING * usual).tolist()
         found = [Failure(ids[i], "zero update", "it does not help") for i, is_zero in enumerate(zero) if is_zero]
         original: dict[int, int] = {}
-        order = norms.argsort(stable=True).tolist()
-        for at, i in enumerate(order):
+        rising, ascending = norms.sort(stable=True)
+        order = ascending.tolist()
+        apart = rising.diff() > SAME * rising[1:]  # nearly all of them: a loop over many clients would take long
+        for at in (~apart).nonzero().flatten().tolist():
+            i = order[at]
             for j in order[at + 1 :]:
                 if zero[i] or zero[j] or float(norms[j] - norms[i]) > SAME * float(norms[j]):
                     break

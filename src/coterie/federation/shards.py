@@ -151,16 +151,18 @@ class _Gathered:
     """The rows of sampled clients, gathered when these are asked a second time; methods with several exchanges per
     round would gather them for each."""
 
-    ids: Tensor | None = None
-    columns: Columns = ()
+    last: tuple[Tensor | None, Columns] = (None, ())  # in one assignment: threads find ids with their own rows
 
     def of(self, columns: Columns, ids: Tensor, offsets: Tensor, n: int) -> Columns:
-        if self.ids is None or not torch.equal(self.ids, ids):
-            self.ids, self.columns = ids, ()
-        elif not self.columns and len(ids) * n * sum(c[:1].nbytes for c in columns) <= GATHERED:
+        known, gathered = self.last
+        if known is None or not torch.equal(known, ids):
+            self.last = ids, ()
+            return ()
+        if not gathered and len(ids) * n * sum(c[:1].nbytes for c in columns) <= GATHERED:
             rows = offsets[:, None] + torch.arange(n, device=ids.device)
-            self.columns = tuple(_at(c, rows) for c in columns)
-        return self.columns
+            gathered = tuple(_at(c, rows) for c in columns)
+            self.last = ids, gathered
+        return gathered
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ same bits either way.
 """
 
 from collections.abc import Callable
+from threading import Lock
 from typing import NamedTuple, Self
 
 import torch
@@ -17,6 +18,9 @@ from coterie.numerics.tracing import recording
 
 BUDGET = 1 << 28  # bytes of operands and values that one function keeps
 ENTRIES = 64  # values that one function keeps: a search must cost less than a pass
+
+
+_CHANGING = Lock()  # one for all: a lock of its own would keep a memory from being sent to another process
 
 
 class TensorVersion(NamedTuple):
@@ -54,7 +58,10 @@ class _Entry(NamedTuple):
 
 
 class TensorMemo:
-    """Tensors by the tensors that they were computed from, within a budget of bytes; the last used stay longest."""
+    """Tensors by the tensors that they were computed from, within a budget of bytes; the last used stay longest.
+
+    Several threads may use one: at worst two of them compute the same value.
+    """
 
     def __init__(self, budget: int = BUDGET) -> None:
         self.budget = budget
@@ -66,28 +73,34 @@ class TensorMemo:
 
     def take(self, matches: Callable[[tuple[TensorVersion, ...], Tensor], bool]) -> Tensor | None:
         """The value of the last entry that matches, taken out; None if somebody wrote to it since."""
-        for i in range(len(self._entries) - 1, -1, -1):
-            operands, value, _ = self._entries[i]
-            if matches(operands, value.tensor):
-                self._remove(i)
-                return value.tensor if value.unchanged else None
+        for entry in self._entries[::-1]:
+            if matches(entry.operands, entry.value.tensor):
+                with _CHANGING:
+                    self._remove(entry)
+                return entry.value.tensor if entry.value.unchanged else None
         return None
 
     def add(self, operands: tuple[Tensor, ...], value: Tensor) -> None:
         """Remember a value; the entries that were not used for longest make room."""
         size = sum(tensor.nbytes for tensor in (*operands, value))
-        self._entries.append(_Entry(tuple(map(TensorVersion.of, operands)), TensorVersion.of(value), size))
-        self._bytes += size
-        while self._entries and (self._bytes > self.budget or len(self._entries) > ENTRIES):
-            self._remove(0)
+        entry = _Entry(tuple(map(TensorVersion.of, operands)), TensorVersion.of(value), size)
+        with _CHANGING:
+            self._entries.append(entry)
+            self._bytes += size
+            while self._entries and (self._bytes > self.budget or len(self._entries) > ENTRIES):
+                self._remove(self._entries[0])
 
     def clear(self) -> None:
         """Forget everything."""
-        self._entries.clear()
-        self._bytes = 0
+        with _CHANGING:
+            self._entries.clear()
+            self._bytes = 0
 
-    def _remove(self, i: int) -> None:
-        self._bytes -= self._entries.pop(i).bytes
+    def _remove(self, entry: _Entry) -> None:
+        for i in range(len(self._entries) - 1, -1, -1):
+            if self._entries[i] is entry:  # unless another thread has taken it
+                self._bytes -= self._entries.pop(i).bytes
+                return
 
 
 class Memoised(Opaque):

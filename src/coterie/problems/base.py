@@ -69,6 +69,11 @@ class Oracles(ABC):
         """Whether units are dropped in training, so that batches need keys."""
         return any(model.dropout for model in self.models)
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether threads of this process may compute several clients at a time."""
+        return True
+
     @abstractmethod
     def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
         """∇L(θ) on a batch."""

@@ -9,6 +9,7 @@ parameters that need no gradient (a frozen encoder below an adapter), are consta
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy, deepcopy
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +41,7 @@ class FlatModel:
     def __init__(self, module: nn.Module, names: tuple[str, ...] = ()) -> None:
         self._module = deepcopy(module).eval()
         self._trainer: nn.Module | None = None
+        self._idle = _no_copies()
         self.names = names
         self.dropout = self.attention = self.mixes_rows = False
         self.vmaps, self.reason = True, ""
@@ -85,16 +87,31 @@ class FlatModel:
             probe.append(output)
             return output
         if keys is None or not self.dropout:
-            return self.run(self._module, theta, inputs)
-        with Masks(keys):
-            return self.run(self.trainer, theta, inputs)
+            with self._copy() as module:
+                return self.run(module, theta, inputs)
+        with Masks(keys), self._copy(training=True) as module:
+            return self.run(module, theta, inputs)
 
     def run(self, module: nn.Module, theta: Tensor, inputs: Inputs) -> Tensor:
         """The output at θ of the module, or of another form of it."""
         values = inputs if isinstance(inputs, tuple) else (inputs,)
         args, named = ((), dict(zip(self.names, values, strict=True))) if self.names else (values, {})
-        with _differentiable_attention() if self.attention else nullcontext():
+        with _PLAIN_ATTENTION if self.attention else nullcontext():
             return _tensor(functional_call(module, self.unflatten(theta), args, named))
+
+    @contextmanager
+    def _copy(self, *, training: bool = False) -> Iterator[nn.Module]:
+        """A copy of the module with the same tensors that nobody else runs: a call exchanges the tensors of its module,
+        and several threads may call. Copies are used again."""
+        idle = self._idle[training]
+        try:
+            module = idle.pop()  # in one operation, so that no two threads get the same
+        except IndexError:
+            module = self._skeleton().train() if training else self._skeleton()
+        try:
+            yield module
+        finally:
+            idle.append(module)
 
     @property
     def unknown(self) -> bool:
@@ -137,16 +154,16 @@ class FlatModel:
             nonlocal count
             count += output.numel() if isinstance(output, Tensor) else 0
 
-        with ExitStack() as hooks, torch.no_grad():
-            for part in self._module.modules():
+        with ExitStack() as hooks, torch.no_grad(), self._copy() as module:
+            for part in module.modules():
                 hooks.enter_context(part.register_forward_hook(add))
-            self(self.start, inputs)
+            self.run(module, self.start, inputs)
         return count
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str) -> "FlatModel":
         """The same model for other numbers or another device; tensors that stay as they are, are shared."""
         moved = copy(self)
-        moved._trainer = None
+        moved._trainer, moved._idle = None, _no_copies()
         # the skeleton's tensors are read only, and a call exchanges those of its own module alone
         stays = all(
             t.device == torch.device(device) and (t.dtype == dtype or not (t.is_floating_point() or t.is_complex()))
@@ -229,16 +246,39 @@ class FlatModel:
         return skeleton
 
 
-@contextmanager
-def _differentiable_attention() -> Iterator[None]:
-    """Attention by plain products: torch's quick kernels have no second derivative, or none at all."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+def _no_copies() -> dict[bool, list[nn.Module]]:
+    """Where copies of a module are kept that nobody runs just now: for evaluation and for training."""
+    return {False: [], True: []}
+
+
+class _PlainAttention:
+    """Attention by plain products: torch's quick kernels have no second derivative, or none at all.
+
+    The switch is one for all threads: the first to enter turns it, the last to leave turns it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = Lock(), 0
+        self._switched = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._switched.callback(
+                    torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+                )
+                torch.backends.mha.set_fastpath_enabled(False)
+                self._switched.enter_context(sdpa_kernel(SDPBackend.MATH))
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._switched.close()
+
+
+_PLAIN_ATTENTION = _PlainAttention()
 
 
 def fill(module: nn.Module, buffers: Buffers) -> None:

@@ -81,6 +81,11 @@ class Supervised(Task):
         return self.model.linear and self.loss_by_row is cross_entropy
 
     @property
+    def concurrent(self) -> bool:
+        """Whether threads may compute several clients at a time; the compiler has one at a time."""
+        return self.fused is None
+
+    @property
     def quadratic(self) -> bool:
         """Whether this is least squares on a linear model."""
         return self.model.affine and self.loss_by_row is squared
