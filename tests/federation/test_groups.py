@@ -21,6 +21,7 @@ from coterie.federation.points import counted, touched
 from coterie.federation.work import Memory
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
+from coterie.numerics.compiled import Workshop
 from coterie.numerics.memo import TensorMemo
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import probe
@@ -205,7 +206,7 @@ def test_compiled_derivatives_and_rows_on_disk_are_computed_in_this_thread(feder
     fed = federation()
     with threads(2):
         assert fed.engine._threaded(2)
-        assert not replace(fed.engine, task=fed.task.compiled())._threaded(2)
+        assert not replace(fed.engine, task=fed.task.compiled(Workshop()))._threaded(2)
         monkeypatch.setattr(type(fed.engine.train), "mapped", True)
         assert not fed.engine._threaded(2)
 
