@@ -24,11 +24,13 @@ from typing import Any, NamedTuple
 import torch
 from platformdirs import user_cache_path
 from torch import Tensor
+from torch.func import functionalize
 
 from coterie.numerics.tracing import Unbuildable, Untraceable
 
 FOLDER = "COTERIE_COMPILED"  # environment variable: another folder for compiled programs
 NODES = 6000  # operations of a graph; more take the compiler many minutes
+FEW = 1024  # numbers of a constant that are compared
 KNOWN = {"torch", "device", "inf", "nan"}  # what the text of a graph may refer to
 Form = tuple[str, list[int]]
 
@@ -64,7 +66,6 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
         >>> record(lambda x: [x * 2], [torch.ones(3)]).forms
         (('float32', [3]),)
     """
-    from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.graph import CodeGen
 
@@ -72,7 +73,7 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
         with torch.no_grad():
             first = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             constants = _lifted(first)
-            second = make_fx(first, tracing_mode="fake")(*inputs, *constants)
+            second = make_fx(functionalize(first), tracing_mode="fake")(*inputs, *constants)
     except Untraceable:
         raise
     except Exception as error:  # whatever a function does that cannot be recorded
@@ -80,8 +81,7 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     shapes = (getattr(node.meta.get("val"), "shape", ()) for node in second.graph.nodes)
     if not all(type(length) is int for shape in shapes for length in shape):
         raise Untraceable("how long its tensors are depends on their numbers")
-    graph = fx_graph_cse(second.graph)
-    graph.eliminate_dead_code()
+    graph = _without_repetitions(second.graph)
     nodes = len(graph.nodes)
     if nodes > NODES:
         raise Untraceable(f"it has {nodes} operations, more than {NODES}")
@@ -99,20 +99,52 @@ def form(tensor: Tensor) -> Form:
 
 
 def _lifted(module: Any) -> tuple[Tensor, ...]:
-    """The tensors that a graph holds, made its last inputs."""
+    """The tensors that a graph holds, each once, made its last inputs."""
     graph = module.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    found: dict[str, Any] = {}
     constants: list[Tensor] = []
+    places: list[Any] = []
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
-        if node.target not in found:
-            constants.append(getattr(module, node.target).detach().contiguous())
+        held = getattr(module, node.target).detach().contiguous()
+        known = [i for i, other in enumerate(constants) if _same(held, other)]
+        if not known:
+            known = [len(constants)]
+            constants.append(held)
             with graph.inserting_after(last):
-                last = found[node.target] = graph.placeholder(f"constant_{len(constants)}")
-        node.replace_all_uses_with(found[node.target])
+                last = graph.placeholder(f"constant_{len(constants)}")
+            places.append(last)
+        node.replace_all_uses_with(places[known[0]])
         graph.erase_node(node)
     module.recompile()
     return tuple(constants)
+
+
+def _without_repetitions(graph: Any) -> Any:
+    """The graph with equal operations on equal operands done once; none of them writes in place."""
+    aten = torch.ops.aten
+    nothing = {aten.detach.default, aten.alias.default}
+    shaping = {aten.view.default, aten.expand.default, aten._unsafe_view.default}
+    seen: dict[str, Any] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        same_shape = node.target in shaping and node.meta["val"].shape == node.args[0].meta["val"].shape
+        if node.target in nothing or same_shape:
+            other = node.args[0]
+        else:
+            other = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)  # operands are there by name
+        if other is not node:
+            node.replace_all_uses_with(other)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    return graph
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two constants are one: the same memory, or a few equal numbers."""
+    if form(a) != form(b):
+        return False
+    return a.data_ptr() == b.data_ptr() or (a.numel() <= FEW and torch.equal(a, b))
 
 
 class Program:
