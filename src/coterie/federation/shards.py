@@ -6,6 +6,7 @@ shards cost no padding, and taking a batch for every client is one indexing oper
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -182,12 +183,12 @@ class Stack:
         """Whether the rows stay on disk until a work asks for them."""
         return mapped.is_mapped(self.columns)
 
-    @property
+    @cached_property
     def capacity(self) -> int:
         """The largest count."""
         return int(self.counts.max()) if self.padding is None else self.padding[0]
 
-    @property
+    @cached_property
     def ragged(self) -> bool:
         """Whether counts differ."""
         return bool((self.counts != self.counts[0]).any()) if self.padding is None else self.padding[1]

@@ -29,14 +29,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+_STRIDE, _FACTOR1, _FACTOR2 = map(_signed, (_GOLDEN, _MIX1, _MIX2))
+
+
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical right shift (int64's own is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _signed(_MIX1)
-    x = (x ^ _shift(x, 27)) * _signed(_MIX2)
+    x = (x ^ _shift(x, 30)) * _FACTOR1
+    x = (x ^ _shift(x, 27)) * _FACTOR2
     return x ^ _shift(x, 31)
 
 
@@ -83,19 +86,20 @@ class Draw:
 
     def _fold(self, coordinate: str, value: int | Tensor) -> "Draw":
         tag = _COORDINATES[coordinate]
-        if isinstance(value, int) and self.key.dim() == 0 and self.key.device.type == "cpu" and not transformed():
-            # the same in Python's integers: a single key is not worth twenty tensor operations
-            mixed = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD) ^ (value & _WORD)
-            return Draw(torch.tensor(_signed(_mix_word(mixed))), label=self.label)
-        salted = self.key * _signed(_GOLDEN) + tag
+        if self.key.dim() == 0 and self.key.device.type == "cpu" and not transformed():
+            # in Python's integers: a single key is not worth twenty tensor operations
+            salted = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD)
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                return Draw(torch.tensor(_signed(_mix_word(salted ^ (int(value) & _WORD)))), label=self.label)
+            return Draw(_mix(value.to(torch.int64) ^ _signed(salted)), label=self.label)
         # A vector of int32 ids would otherwise turn the scalar key into int32.
         word = value.to(torch.int64) if isinstance(value, Tensor) else _signed(int(value))
-        return Draw(_mix(_mix(salted) ^ word), label=self.label)
+        return Draw(_mix(_mix(self.key * _STRIDE + tag) ^ word), label=self.label)
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words of shape key.shape + shape."""
         slots = torch.arange(1, prod(shape) + 1, dtype=torch.int64, device=self.key.device)
-        words = _mix(self.key[..., None] + slots * _signed(_GOLDEN))
+        words = _mix(self.key[..., None] + slots * _STRIDE)
         return words.reshape((*self.key.shape, *shape))
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -130,7 +134,7 @@ class Draw:
 
     def of_batch(self, index: Tensor) -> Tensor:
         """Keys [size] of a batch's rows: by all row numbers of the batch, and by the place in it."""
-        place = torch.arange(1, index.shape[-1] + 1, dtype=torch.int64, device=index.device) * _signed(_GOLDEN)
+        place = torch.arange(1, index.shape[-1] + 1, dtype=torch.int64, device=index.device) * _STRIDE
         whole = _mix(self.key + _mix(index + place).sum(-1))
         return _mix(whole[..., None] + place)
 
