@@ -93,11 +93,23 @@ def gradient(loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     return grad(loss)(theta) if transformed() or theta.requires_grad else native_gradient(loss, theta)
 
 
+def value_and_gradient(loss: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
+    """loss(θ) and ∇ loss(θ) by one pass, by autograd alone where nothing is around it that asks for more."""
+    if transformed() or theta.requires_grad:
+        return value_and_grad(loss)(theta)
+    return _native(loss, theta)
+
+
 def native_gradient(loss: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     """∇ loss(θ) by autograd alone, which keeps nothing for a second derivative; no vmap around it."""
+    return _native(loss, theta)[1]
+
+
+def _native(loss: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
     leaf = theta.detach().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(loss(leaf), leaf)[0]
+        value = loss(leaf)
+        return value.detach(), torch.autograd.grad(value, leaf)[0]
 
 
 def native_hessian_vector(loss: Callable[[Tensor], Tensor], theta: Tensor, v: Tensor) -> Tensor:

@@ -117,6 +117,10 @@ class Task(Oracles):
         """L(θ) over all rows."""
         return self.full(lambda batch: self.loss(theta, batch), rows)
 
+    def full_loss_and_gradient(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """L(θ) and ∇L(θ) over all rows; a task that has both by one pass overrides it."""
+        return self.full_loss(theta, rows), self.full_gradient(theta, rows)
+
     def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """∇²L(θ) v over all rows."""
         return self.full(lambda batch: self.hvp(theta, v, batch), rows)
