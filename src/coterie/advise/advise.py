@@ -75,6 +75,7 @@ UNUSED = {  # settings that change nothing in an advice, and why; [faults] and [
     "run.threads": "advise uses one thread",
     "run.compile": "the trainings of an advice are too short for compilation",
     "run.record": BRIEF,
+    "run.evaluate": BRIEF,
     "run.checkpoint": BRIEF,
     "run.log": BRIEF,
     "run.baselines": "advise always compares with training alone and with everybody",

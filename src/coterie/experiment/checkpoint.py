@@ -34,6 +34,7 @@ MAY_CHANGE = {
     "version",
     "run.rounds",
     "run.record",
+    "run.evaluate",
     "run.checkpoint",
     "run.baselines",
     "run.budget",

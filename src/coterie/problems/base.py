@@ -16,6 +16,7 @@ from torch import Tensor
 from coterie.federation import Attack, Batch, Federation, Ledger, Memory, Rows, Shard, Stack
 from coterie.federation.work import rows_for_records
 from coterie.measures import Measure, number
+from coterie.numerics import Draw
 from coterie.settings import StatisticsPrivacy
 
 T = TypeVar("T")
@@ -231,6 +232,16 @@ class Problem(ABC):
     def finished(self, fed: Federation, view: View) -> View:
         """The view after the last round, with what the model needs for use after training; it may ask the clients."""
         return view
+
+    def with_test_rows(self, most: int, draw: Draw) -> "Problem":
+        """The same problem with a sample of its test rows, for records of rounds that are not the last; the problem
+        itself where its test rows are no more than these, or where each client has its own.
+
+        Args:
+            most: how many rows to keep.
+            draw: which.
+        """
+        return self
 
     def validate(self, view: View) -> dict[str, float]:
         """The part of the measures that validation rows at the server tell of one model for all; empty without them."""

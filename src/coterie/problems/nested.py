@@ -27,6 +27,7 @@ from coterie.errors import UsageError
 from coterie.federation import Batch, Rows, Shard, Stack, pack
 from coterie.federation.tree import tensors
 from coterie.measures import Measure, RowsOf, computed, own_measures
+from coterie.numerics import Draw
 from coterie.numerics.derivatives import grad, mixed_vector, vector_jacobian
 from coterie.problems.base import Oracles, Problem, View
 from coterie.problems.models import FlatModel
@@ -220,6 +221,16 @@ class NestedProblem(Problem):
         if self.exact is not None:
             measures |= self.exact.measure(view)
         return measures
+
+    def with_test_rows(self, most: int, draw: Draw) -> "NestedProblem":
+        """The same problem with a sample of the one test shard for all; see the base class. A function that measures
+        by itself keeps the rows that it has."""
+        test = self.test
+        if test is None or len(test) != 1 or test.capacity <= most:
+            return self
+        taken = test.client(0).take(draw.subset(test.capacity, most))
+        offsets, counts = torch.zeros_like(test.offsets), torch.full_like(test.counts, most)
+        return replace(self, test=replace(test, columns=taken.columns, offsets=offsets, counts=counts, padding=None))
 
     def _mean(self, measure: Measure, view: View) -> float:
         """The mean of a measure over the clients, at the variables as the user gave them."""
