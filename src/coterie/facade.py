@@ -102,6 +102,7 @@ def fit(
     stop: Rule | str | Callable[[list[dict[str, Any]]], Any] | None = None,
     out: str | Path | None = None,
     record: int = 1,
+    evaluate: int | Literal["auto", "all"] = "auto",
     checkpoint: int = 1,
     threads: int | Literal["auto"] = "auto",
     portable: bool = False,
@@ -119,6 +120,7 @@ def fit(
     stop: Rule | str | Callable[[list[dict[str, Any]]], Any] | None = None,
     out: str | Path | None = None,
     record: int = 1,
+    evaluate: int | Literal["auto", "all"] = "auto",
     checkpoint: int = 1,
     threads: int | Literal["auto"] = "auto",
     portable: bool = False,
@@ -136,6 +138,7 @@ def fit(
     stop: Rule | str | Callable[[list[dict[str, Any]]], Any] | None = None,
     out: str | Path | None = None,
     record: int = 1,
+    evaluate: int | Literal["auto", "all"] = "auto",
     checkpoint: int = 1,
     threads: int | Literal["auto"] = "auto",
     portable: bool = False,
@@ -162,6 +165,8 @@ def fit(
         out: a result folder for records and checkpoints, the same that `coterie run` writes. The same call again
             resumes it, or returns the stored result if it has ended. With seeds, each has its folder below it.
         record: how many rounds lie between two entries of the history.
+        evaluate: how many test rows the entries before the last are measured on, always the same; "all", or "auto" for
+            at most 10,000. The last entry is measured on all of them, and so are validation rows always.
         checkpoint: how many rounds lie between two checkpoints, with out.
         threads: how many threads compute.
         portable: whether Intel and AMD shall give the same bits; it needs COTERIE_PORTABLE=1 before torch is used.
@@ -196,6 +201,7 @@ def fit(
         "problem": problem.name if isinstance(problem, Named) and start is None else OWN_DATA,
         "rounds": rounds,
         "record": record,
+        "evaluate": evaluate,
         "checkpoint": checkpoint,
         "threads": threads,
         "portable": portable,

@@ -15,7 +15,6 @@ import platform as system
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +188,8 @@ def blas() -> tuple[str, str]:
 @cache
 def platform() -> dict[str, str]:
     """Versions, kernels and processor: what the last bit of a result may depend on, apart from its settings."""
+    from importlib.metadata import version
+
     import numpy
     import torch
 

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from coterie.consent import FILE, admits, allow_code, resolve
 from coterie.errors import CoterieError, UsageError, clean, unknown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Kind = Literal["method", "problem", "engine"]
 OWN = "coterie"
@@ -166,6 +168,8 @@ def registered(kind: Kind) -> list[Plugin]:
     Args:
         kind: "method", "problem" or "engine".
     """
+    from importlib.metadata import entry_points  # here: it imports much that --help does not need
+
     found = {(point.name, point.value): point for point in entry_points(group=f"coterie.{kind}s")}
     return [_of(point) for _, point in sorted(found.items())]
 
@@ -297,7 +301,7 @@ def _place(error: BaseException) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def _of(point: EntryPoint) -> Plugin:
+def _of(point: "EntryPoint") -> Plugin:
     """An entry point as a plug-in; other packages wrote the text."""
     said: Mapping[str, Any] = {} if point.dist is None else point.dist.metadata.json
     installed = clean(f"{said.get('name', 'unknown package')} {said.get('version', '')}")
@@ -307,5 +311,7 @@ def _of(point: EntryPoint) -> Plugin:
 
 def _distribution(package: str) -> str:
     """The distribution that a package belongs to, with its version; the package itself where there is none."""
+    from importlib.metadata import packages_distributions, version
+
     names = packages_distributions().get(package)
     return f"{names[0]} {version(names[0])}" if names else package

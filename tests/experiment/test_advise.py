@@ -10,13 +10,14 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from coterie.advise import agreement, strategies
-from coterie.advise.advise import _bound_terms, _rows_needed, worth_it
+from coterie.advise.advise import Effort, _bound_terms, _rows_needed, advise, worth_it
 from coterie.advise.agreement import Agreement, Slope, compared, placebo_test
 from coterie.advise.contributions import contributions, most_trainings
 from coterie.advise.mixtures import Arms, Mixtures
 from coterie.advise.sentences import headline
 from coterie.advise.splits import Splits
 from coterie.advise.verdicts import Interval, Paired, judged, paired
+from coterie.experiment.config import resolve
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.files import PreparedFiles, load_files
@@ -350,3 +351,19 @@ def test_leaving_one_out(example: Example) -> None:
     best = max(range(4), key=lambda k: found.values[k])
     assert data.partners[best] in friends
     assert found.as_dict([0.4, 0.3, 0.2, 0.1])["agreement_with_weights"] is not None
+
+
+def test_an_advice_uses_one_thread_and_gives_the_others_back(tmp_path: Path) -> None:
+    """Its operations are small; several threads would mostly wait for each other, and change the last bits."""
+    done = write_example(tmp_path / "example", seed=1, friends=1, strangers=1, own=30)
+    where = {"clients": f"{tmp_path}/example/sites/*.csv", "target": f"{tmp_path}/example/mine.csv"}
+    tables = {"run": {"problem": "files", "rounds": 2}, "problem": {**where, "label": done.label}}
+    seen = set()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        advise(resolve(tables), None, Effort(1, 99, 0), say=lambda text: seen.add(torch.get_num_threads()))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}

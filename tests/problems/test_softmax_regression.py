@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from coterie.federation import Batch
+from coterie.federation import Batch, pack
 from coterie.numerics import Draw
 from coterie.numerics.derivatives import hessian_vector, native_gradient, native_hessian_vector
 from coterie.problems.models import FlatModel, build
@@ -71,3 +71,22 @@ def test_native_derivatives_are_those_of_torch_func():
         torch.testing.assert_close(native_gradient(loss, theta), torch.func.grad(loss)(theta))
         torch.testing.assert_close(native_hessian_vector(loss, theta, v), hessian_vector(loss, theta, v))
     assert torch.equal(native_hessian_vector(torch.sum, theta, v), torch.zeros(6, dtype=WIDE))
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+@pytest.mark.parametrize("block", [4096, 3])
+def test_loss_and_gradient_have_the_bits_of_each(model, block, monkeypatch):
+    flat = FlatModel(build(model, (1, 3, 2), 4, seed=0))
+    task = replace(Supervised.of(flat, "cross_entropy", l2=0.1, classes=4), block=block)
+    shards = [(Draw.of(k).normal(8 - k, 1, 3, 2), Draw.of(k).integers(4, 8 - k)) for k in range(2)]
+    stack = pack(shards)
+    both = [task.full_loss_and_gradient(flat.start, stack.client(k)) for k in range(2)]
+    for k, (loss, slope) in enumerate(both):
+        assert torch.equal(loss, task.full_loss(flat.start, stack.client(k)))
+        assert torch.equal(slope, task.full_gradient(flat.start, stack.client(k)))
+        assert not loss.requires_grad
+    calls = []
+    run = FlatModel.run
+    monkeypatch.setattr(FlatModel, "run", lambda self, *args: calls.append(1) or run(self, *args))
+    task.full_loss_and_gradient(flat.start, stack.client(0))
+    assert len(calls) == -(-8 // block), "one pass over each block"

@@ -34,7 +34,7 @@ from coterie.advise.strategies import Chosen, Trial
 from coterie.advise.trees import boosted
 from coterie.advise.verdicts import Paired, Partner, paired
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import Parts, check_needs, federate, federate_remotely, run_name
+from coterie.experiment.build import Parts, check_needs, federate, federate_remotely, run_name, using_threads
 from coterie.experiment.config import (
     Config,
     EngineTable,
@@ -75,6 +75,7 @@ UNUSED = {  # settings that change nothing in an advice, and why; [faults] and [
     "run.threads": "advise uses one thread",
     "run.compile": "the trainings of an advice are too short for compilation",
     "run.record": BRIEF,
+    "run.evaluate": BRIEF,
     "run.checkpoint": BRIEF,
     "run.log": BRIEF,
     "run.baselines": "advise always compares with training alone and with everybody",
@@ -134,10 +135,12 @@ def advise(
         say: called with progress messages.
         force: empty an existing folder first.
     """
-    data = prepare_files(config, effort.repeats)
+    with using_threads(1):
+        data = prepare_files(config, effort.repeats)
     return advise_on(data, config, folder, effort, values=values, measure=measure, say=say, force=force)
 
 
+@using_threads(1)  # its operations are small: on several threads they would wait for each other most of the time
 def advise_on(
     data: PreparedFiles,
     config: Config,

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from coterie.federation import RESULT, Batch, Each, Federation, LocalEngine, Rows, Shard, Static, Work, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
+from coterie.numerics.derivatives import value_and_grad
 from coterie.numerics.lbfgs import minimise
 from coterie.problems.files import PreparedFiles
 from coterie.problems.tasks.softmax import softmax_value_and_gradient
@@ -74,7 +75,7 @@ def values_and_gradients(task: Supervised, thetas: Tensor, batch: Batch, weight:
         rows = batch._replace(weight=w)
         if task.softmax_regression:
             return softmax_value_and_gradient(theta, rows)
-        gradient, value = grad_and_value(lambda t: task.loss(t, rows))(theta)
+        value, gradient = value_and_grad(lambda t: task.loss(t, rows))(theta)
         return torch.cat([value[None], gradient])
 
     if weight is None:

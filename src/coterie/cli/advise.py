@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, importing, new_folder, print_json
 from coterie.cli.data import data
 from coterie.errors import UsageError, clean
 
@@ -39,13 +39,14 @@ def advise(
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
     """With whom should you train, and is it worth it? Reads files, tries, and writes a page and a model."""
-    from coterie.advise.advise import Effort
-    from coterie.advise.advise import advise as find_out
-    from coterie.advise.page import show, write
-    from coterie.experiment import config as configuration
-    from coterie.plugins import typed
-    from coterie.report.card import write_card
-    from coterie.report.terminal import console_for
+    with importing():
+        from coterie.advise.advise import Effort
+        from coterie.advise.advise import advise as find_out
+        from coterie.advise.page import show, write
+        from coterie.experiment import config as configuration
+        from coterie.plugins import typed
+        from coterie.report.card import write_card
+        from coterie.report.terminal import console_for
 
     if contributions not in (None, "loo", "shapley"):
         raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
+from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, importing, new_folder, print_json
 from coterie.cli.engines import allow_registered, engine_of, launcher, study_settings
 from coterie.errors import UsageError
 
@@ -38,11 +38,12 @@ def run(
 
     With nothing else: digits at 15 clients, of which 5 are the target's friends.
     """
-    from coterie import plugins
-    from coterie.consent import allow_code as allow
-    from coterie.consent import is_address
-    from coterie.experiment import config as configuration
-    from coterie.experiment.run import run as run_experiment
+    with importing():
+        from coterie import plugins
+        from coterie.consent import allow_code as allow
+        from coterie.consent import is_address
+        from coterie.experiment import config as configuration
+        from coterie.experiment.run import run as run_experiment
 
     flags = given(run_method=method, run_problem=problem, run_rounds=rounds, run_seed=seed, run_engine=engine)
     sets = configuration.parse_sets(set_ or [])
@@ -73,8 +74,9 @@ def resume(
     json: Json = False,
 ) -> None:
     """Resume an interrupted run; the result is the same as without the interruption."""
-    from coterie.experiment.config import load
-    from coterie.experiment.run import resume as resume_experiment
+    with importing():
+        from coterie.experiment.config import load
+        from coterie.experiment.run import resume as resume_experiment
 
     if (engine := engine_of(folder)) != "local":
         config = load(folder / "config.toml")

@@ -35,6 +35,7 @@ MAY_CHANGE = {
     "run.compile",
     "run.rounds",
     "run.record",
+    "run.evaluate",
     "run.checkpoint",
     "run.baselines",
     "run.budget",

@@ -18,7 +18,10 @@ from coterie.plugins import label, labels
 from coterie.storage import write_atomically, write_json
 
 WITH_BUDGET = 5  # times as many rounds at most, so that cheap methods can use the budget up
-CHOSEN = {"run.threads", "run.checkpoint", "run.record", "federation.mode", "federation.chunk", "federation.memory"}
+CHOSEN = {
+    *("run.threads", "run.checkpoint", "run.record", "run.evaluate"),
+    *("federation.mode", "federation.chunk", "federation.memory"),
+}
 LEVEL = 0.05
 
 Settings = Mapping[str, Mapping[str, Any]]

@@ -59,6 +59,7 @@ class RunTable(_Table):
     compile: Literal["auto"] | bool | Count = "auto"  # or the round from which programs are used, see `compiling.py`
     portable: bool = False  # the same bits on Intel and AMD, see `machine.py`
     record: Count = 1
+    evaluate: Literal["auto", "all"] | Count = "auto"  # test rows of every record but the last; auto: `measuring.MOST`
     checkpoint: Literal["auto"] | Count = "auto"  # auto: after the first round that ends a second after the last one
     baselines: list[str] | None = None
     budget: Count | None = None  # bytes: the first round that reaches it is the last

@@ -26,6 +26,7 @@ from coterie.experiment.measuring import (
     recorded,
     recorded_names,
     rounded,
+    sampled,
 )
 from coterie.experiment.privacy import budget
 from coterie.experiment.records import Records, read_lines, rounds_done, save_model
@@ -208,13 +209,14 @@ class _Run:
         run = self.parts.config.run
         choice = False if run.portable or run.engine != "local" or run.device != "cpu" else run.compile
         self.compiling = Compiling(self.parts.method, choice, run.threads if isinstance(run.threads, int) else 1)
+        self.quick = sampled(self.parts.problem, self.parts.config.run)  # for records before the last
 
     def rounds(self) -> Outcome:
         known = self.parts.fed.book.drain()  # before the first round
         if not self.history:
             self.note(known)
             view = seen(self.parts, self.done.state)
-            measures = measured(self.parts.problem, view)
+            measures = measured(self.quick, view)
             first = self.done._replace(guard=self.done.guard.after(finite_or_none(measures.get(MEASURE))))
             self.complete(self.record(first, view, measures))
             if self.folder is not None:
@@ -268,16 +270,18 @@ class _Run:
         )
         last = t + 1 == config.run.rounds or self.spent(done)
         recorded = last or (t + 1) % config.run.record == 0
+        problem = self.parts.problem if last else self.quick
         view, measures = None, None
         if self.guarded and not skipped:
             view = seen(self.parts, state)
-            measures = measured(self.parts.problem, view) if recorded else self.parts.problem.validate(view)
+            measures = measured(problem, view) if recorded else self.parts.problem.validate(view)
             kept = self.judged(done, finite_or_none(measures.get(MEASURE)))
             if kept.state is not state:
                 view, measures = None, None
             done = kept
         if recorded:
-            done = self.record(done, view, measures)
+            view = seen(self.parts, done.state) if view is None else view
+            done = self.record(done, view, measured(problem, view) if measures is None else measures)
             self.stopped = self.rule(self.history) if self.rule is not None else ""
             if self.stopped:
                 self.note([{"round": t + 1, "event": "early stop", "reason": clean(self.stopped)}])
@@ -401,9 +405,8 @@ class _Run:
         self.note([{"round": self.done.rounds, "event": "resumed", "reason": "; ".join(notes)}])
         self.complete(self.done)
 
-    def record(self, done: _Done, view: View | None = None, measures: Mapping[str, float] | None = None) -> _Done:
-        """Write a line of the record; the round with its best model. View and measures are given where known."""
-        view = seen(self.parts, done.state) if view is None else view
+    def record(self, done: _Done, view: View, measures: Mapping[str, float]) -> _Done:
+        """Write a line of the record; the round with its best model."""
         line = self.line(done, view, measures)
         self.history.append(line)
         if self.records:
@@ -444,7 +447,8 @@ class _Run:
 
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
         view, config, problem = seen(self.parts, self.done.state), self.parts.config, self.parts.problem
-        recorded = bool(self.history) and self.history[-1]["round"] == self.done.rounds
+        whole = self.quick is problem or self.done.rounds == config.run.rounds or self.spent(self.done)
+        recorded = whole and bool(self.history) and self.history[-1]["round"] == self.done.rounds
         final = self.history[-1] if recorded else self.line(self.done, view)
         known = {"round", "seconds", "communication"}
         self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
@@ -500,6 +504,9 @@ def complete_views(parts: Parts, view: View, done: _Done, notes: list[str]) -> t
     last, best = with_buffers(parts, view, notes), done.best
     if best is None:
         return last, None
+    if sampled(parts.problem, parts.config.run) is not parts.problem:  # its record is of a sample of the test rows
+        values = measured(parts.problem, best.view)
+        best = best._replace(line={**best.line, **{k: v if is_finite(v) else None for k, v in values.items()}})
     return last, best._replace(view=last if best.round == done.rounds else with_buffers(parts, best.view, notes))
 
 

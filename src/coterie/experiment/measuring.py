@@ -7,9 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coterie.experiment.config import RunTable
 from coterie.federation.tree import Tree, tree_leaves
 from coterie.federation.work import Handle, Memory
+from coterie.numerics import Draw
 from coterie.problems.base import Problem, View, measured
+
+MOST = 10_000  # test rows of a record by default: as many as the usual test sets of images have
+
+
+def sampled(problem: Problem, run: RunTable) -> Problem:
+    """The problem that records of rounds before the last measure: with at most run.evaluate test rows, always the same.
+
+    Only test rows are sampled. Validation rows judge rounds and the best model, selection rows choose among settings,
+    so these are used in full. With run.stop any record may be the last, and the rule may look at test rows.
+
+    Args:
+        problem: what is minimised.
+        run: the settings of the run.
+    """
+    if run.evaluate == "all" or run.stop is not None:
+        return problem
+    draw = Draw.of(run.seed, device=problem.start.device).phase("evaluate")
+    return problem.with_test_rows(MOST if run.evaluate == "auto" else run.evaluate, draw)
 
 
 def recorded(problem: Problem, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType
 from torch.func import vmap
 
 from coterie.numerics.tracing import Untraceable, recording
@@ -118,4 +119,22 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-__all__ = ["Opaque", "only_where", "transformed"]
+def differentiated(*operands: Any) -> bool:
+    """Whether something around this call may differentiate what is computed from these operands: a derivative of
+    torch.func, or autograd, also through vmap.
+
+    Args:
+        operands: tensors; anything else is left out.
+    """
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() != TransformType.Vmap for level in levels) or any(map(_recorded, operands))
+
+
+def _recorded(operand: Any) -> bool:
+    """Whether autograd follows a tensor, which vmap hides."""
+    while isinstance(operand, Tensor) and torch._C._functorch.is_batchedtensor(operand):
+        operand = torch._C._functorch.get_unwrapped(operand)
+    return isinstance(operand, Tensor) and operand.requires_grad
+
+
+__all__ = ["Opaque", "differentiated", "only_where", "transformed"]

@@ -30,14 +30,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
+_STRIDE, _FACTOR1, _FACTOR2 = map(_signed, (_GOLDEN, _MIX1, _MIX2))
+
+
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Logical right shift (int64's own is arithmetic)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift(x, 30)) * _signed(_MIX1)
-    x = (x ^ _shift(x, 27)) * _signed(_MIX2)
+    x = (x ^ _shift(x, 30)) * _FACTOR1
+    x = (x ^ _shift(x, 27)) * _FACTOR2
     return x ^ _shift(x, 31)
 
 
@@ -48,14 +51,14 @@ def _mix_word(x: int) -> int:
     return x ^ (x >> 31)
 
 
-_SLOTS = torch.arange(1, (1 << 16) + 1, dtype=torch.int64) * _signed(_GOLDEN)
+_SLOTS = torch.arange(1, (1 << 16) + 1, dtype=torch.int64) * _STRIDE
 """The words of the first slots. To a compiler they are constants, which products of torch.arange would not be."""
 
 
 def _slots(n: int, device: torch.device) -> Tensor:
     """The words of slots 1 … n."""
     if n > len(_SLOTS):
-        return torch.arange(1, n + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+        return torch.arange(1, n + 1, dtype=torch.int64, device=device) * _STRIDE
     return _SLOTS[:n] if device.type == "cpu" else _SLOTS[:n].to(device)
 
 
@@ -95,15 +98,15 @@ class Draw:
 
     def _fold(self, coordinate: str, value: int | Tensor) -> "Draw":
         tag = _COORDINATES[coordinate]
-        plain = not transformed() and not recording()
-        if plain and isinstance(value, int) and self.key.dim() == 0 and self.key.device.type == "cpu":
-            # the same in Python's integers: a single key is not worth twenty tensor operations
-            mixed = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD) ^ (value & _WORD)
-            return Draw(torch.tensor(_signed(_mix_word(mixed))), label=self.label)
-        salted = self.key * _signed(_GOLDEN) + tag
+        if self.key.dim() == 0 and self.key.device.type == "cpu" and not transformed() and not recording():
+            # in Python's integers: a single key is not worth twenty tensor operations
+            salted = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD)
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                return Draw(torch.tensor(_signed(_mix_word(salted ^ (int(value) & _WORD)))), label=self.label)
+            return Draw(_mix(value.to(torch.int64) ^ _signed(salted)), label=self.label)
         # A vector of int32 ids would otherwise turn the scalar key into int32.
         word = value.to(torch.int64) if isinstance(value, Tensor) else _signed(int(value))
-        return Draw(_mix(_mix(salted) ^ word), label=self.label)
+        return Draw(_mix(_mix(self.key * _STRIDE + tag) ^ word), label=self.label)
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words of shape key.shape + shape."""

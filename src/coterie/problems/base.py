@@ -16,6 +16,7 @@ from torch import Tensor
 from coterie.federation import Attack, Batch, Federation, Ledger, Memory, Rows, Shard, Stack
 from coterie.federation.work import rows_for_records
 from coterie.measures import Measure, number
+from coterie.numerics import Draw
 from coterie.settings import StatisticsPrivacy
 
 T = TypeVar("T")
@@ -121,6 +122,10 @@ class Task(Oracles):
     def full_loss(self, theta: Tensor, rows: Rows) -> Tensor:
         """L(θ) over all rows."""
         return self.full(lambda batch: self.loss(theta, batch), rows)
+
+    def full_loss_and_gradient(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """L(θ) and ∇L(θ) over all rows; a task that has both by one pass overrides it."""
+        return self.full_loss(theta, rows), self.full_gradient(theta, rows)
 
     def full_hvp(self, theta: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """∇²L(θ) v over all rows."""
@@ -232,6 +237,16 @@ class Problem(ABC):
     def finished(self, fed: Federation, view: View) -> View:
         """The view after the last round, with what the model needs for use after training; it may ask the clients."""
         return view
+
+    def with_test_rows(self, most: int, draw: Draw) -> "Problem":
+        """The same problem with a sample of its test rows, for records of rounds that are not the last; the problem
+        itself where its test rows are no more than these, or where each client has its own.
+
+        Args:
+            most: how many rows to keep.
+            draw: which.
+        """
+        return self
 
     def validate(self, view: View) -> dict[str, float]:
         """The part of the measures that validation rows at the server tell of one model for all; empty without them."""

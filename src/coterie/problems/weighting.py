@@ -18,6 +18,7 @@ from coterie.errors import UsageError, gist
 from coterie.federation import Federation, Rows, Shard, Stack, pack
 from coterie.federation.mapped import Collate
 from coterie.measures import Measure, RowsOf, computed, own_measures
+from coterie.numerics import Draw
 from coterie.problems.base import Problem, Task, View
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import probe
@@ -157,6 +158,15 @@ class Weighting(Problem):
         if self.exact is not None:
             measures |= self.exact.measure(view)
         return measures
+
+    def with_test_rows(self, most: int, draw: Draw) -> "Weighting":
+        """The same problem with a sample of its test rows; see the base class."""
+        test = self.test
+        if test is None or test.capacity <= most:
+            return self
+        taken = test.take(draw.subset(test.capacity, most))
+        offset, count = torch.zeros_like(test.offset), torch.full_like(test.count, most)
+        return replace(self, test=Rows(taken.columns, offset, count, most))
 
     def _own(self, theta: Tensor) -> dict[str, float]:
         """The measures that were given to `on`."""

@@ -59,7 +59,8 @@ def groups(runs: Sequence[Run]) -> list[Group]:
 
 def _settings(run: Run) -> dict[str, Any]:
     """What makes two runs the same but for the seed; what only says how they were computed does not."""
-    silent = {"seed", "threads", "record", "checkpoint", "baselines", "log", "mode", "chunk", "memory", "compile"}
+    silent = {"seed", "threads", "record", "evaluate", "checkpoint", "baselines", "log"}
+    silent |= {"mode", "chunk", "memory", "compile"}
     return {
         f"{table}.{key}": value
         for table, values in run.config.items()

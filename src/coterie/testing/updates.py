@@ -71,11 +71,15 @@ def flat(task: Any) -> Any:
     def loss(self: Any, theta: Any, rows: Any) -> Any:
         return theta.new_zeros(())
 
+    def both(self: Any, theta: Any, rows: Any) -> Any:
+        return theta.new_zeros(()), torch.zeros_like(theta)
+
     def at(self: Any, *which: Any, **settings: Any) -> Any:
         return flat(type(task).at(self, *which, **settings))
 
     changed = {name: derivative(place) for name, place in ORACLES.items() if hasattr(task, name)}
     changed |= {name: loss for name in ("loss", "full_loss") if hasattr(task, name)}
+    changed |= {name: both for name in ("loss_and_gradient", "full_loss_and_gradient") if hasattr(task, name)}
     changed |= {"at": at} if hasattr(task, "at") else {}
     same = copy.copy(task)
     object.__setattr__(same, "__class__", type("Flat", (type(task),), changed))

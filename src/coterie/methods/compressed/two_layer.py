@@ -20,14 +20,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.func import grad
 
 from coterie.federation import RESULT, Shard, Static, Tree, Work, work
 from coterie.federation.work import name_of
 from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View
 from coterie.methods.shared.works import LocalSteps, local_sgd
 from coterie.numerics import neumann
-from coterie.numerics.derivatives import hessian_vector, mixed_vector
+from coterie.numerics.derivatives import grad, hessian_vector, mixed_vector
 from coterie.numerics.lasso import fixed_conjugate_gradients
 
 Learning = LocalSteps  # how a client learns: step η, I steps, batch

@@ -139,5 +139,4 @@ def proximal_steps(
 @work("shared/goal-loss-and-gradient", update=RESULT)
 def goal_loss_and_gradient(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """L_0(x) and ∇L_0(x) at the target, on all its validation rows."""
-    rows = goal_rows(shard)
-    return shard.task.full_loss(shared, rows), shard.task.full_gradient(shared, rows)
+    return shard.task.full_loss_and_gradient(shared, goal_rows(shard))

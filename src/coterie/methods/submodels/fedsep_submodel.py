@@ -31,7 +31,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from coterie.federation import RESULT, Batch, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, View, validated
@@ -51,6 +50,7 @@ from coterie.methods.submodels.carving import (
     merged,
     sent,
 )
+from coterie.numerics.derivatives import grad
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.problems.models.submodel import Anatomy
 from coterie.settings import BatchSize, Count, NonNegative, Positive

@@ -73,8 +73,8 @@ class BilevelState(NamedTuple):
 def merit(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """−∇L_k(θ)ᵀh and L_k(θ), two numbers."""
     theta, h = shared
-    rows = own_rows(shard)
-    return -(shard.task.full_gradient(theta, rows) @ h), shard.task.full_loss(theta, rows)
+    loss, slope = shard.task.full_loss_and_gradient(theta, own_rows(shard))
+    return -(slope @ h), loss
 
 
 def hypergradient(

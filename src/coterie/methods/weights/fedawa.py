@@ -22,6 +22,7 @@ from torch.nn.functional import cosine_similarity
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.optimisers import UpdateRule
 from coterie.methods.shared.works import local_sgd
+from coterie.numerics.derivatives import grad
 from coterie.settings import BatchSize, Count, Positive
 
 MOMENTA = (0.5, 0.999)  # of Adam, as in the authors' code
@@ -76,7 +77,7 @@ def fedawa(
         U, ids = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **local)
         active = s.w[ids].sum()
         moved, costs = U - s.x, 1.0 - cosine_similarity(U, s.x[None])
-        slope = torch.func.grad(disagreement)
+        slope = grad(disagreement)
         z = rule.along((s.w[ids] / active).log(), range(weight_steps), lambda z, _: slope(z, moved, costs))
         w = z.softmax(0)
         return FedAWAState(w @ U, s.w.index_copy(0, ids, active * w))

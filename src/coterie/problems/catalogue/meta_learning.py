@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.numerics import Draw
+from coterie.numerics.derivatives import grad
 from coterie.problems.base import Context, View
 from coterie.problems.data.dealt import Data, Partition, Split, deal, dense, draws, measured, source
 from coterie.problems.data.examples import Examples

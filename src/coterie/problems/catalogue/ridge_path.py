@@ -15,10 +15,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, hessian
+from torch.func import hessian
 
 from coterie.federation import Batch
 from coterie.numerics import Draw
+from coterie.numerics.derivatives import grad
 from coterie.problems.base import Context, View
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.tasks.sets import Box

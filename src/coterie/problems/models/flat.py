@@ -6,7 +6,7 @@ computed once (`models/statistics.py`), so clients cannot share running buffers 
 parameters that need no gradient (a frozen encoder below an adapter), are constants.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy, deepcopy
 from threading import Lock
@@ -58,6 +58,9 @@ class FlatModel:
         if not parameters:
             raise UsageError(f"the model {type(module).__name__} has no parameters; there is nothing to train.")
         self._layout = [(name, tuple(p.shape), p.numel()) for name, p in parameters]
+        self._lengths = [length for _, _, length in self._layout]
+        self._tied = _has_ties(self._module)
+        self._activations: dict[Hashable, int] = {}
         self.affine = _is_affine(self._module)
         self.linear = self.affine and _with_offset(self._module)
         self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
@@ -66,7 +69,7 @@ class FlatModel:
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
         """Named views into θ."""
         # one split, not a slice for each: the derivative of a slice is a vector as long as θ
-        parts = torch.split(theta, [length for _, _, length in self._layout])
+        parts = torch.split(theta, self._lengths)
         return {name: part.view(shape) for (name, shape, _), part in zip(self._layout, parts, strict=True)}
 
     def __call__(self, theta: Tensor, inputs: Inputs, keys: Tensor | None = None) -> Tensor:
@@ -97,7 +100,7 @@ class FlatModel:
         values = inputs if isinstance(inputs, tuple) else (inputs,)
         args, named = ((), dict(zip(self.names, values, strict=True))) if self.names else (values, {})
         with _PLAIN_ATTENTION if self.attention else nullcontext():
-            return _tensor(functional_call(module, self.unflatten(theta), args, named))
+            return _tensor(functional_call(module, self.unflatten(theta), args, named, tie_weights=self._tied))
 
     @contextmanager
     def _copy(self, *, training: bool = False) -> Iterator[nn.Module]:
@@ -147,7 +150,14 @@ class FlatModel:
         return first.prepare(inputs) if isinstance(first, PatchConv2d) else inputs
 
     def activation_numbers(self, inputs: Inputs) -> int:
-        """How many numbers all layers put out for these inputs."""
+        """How many numbers all layers put out for inputs of these shapes; counted once for each."""
+        shapes = tuple(t.shape for t in (inputs if isinstance(inputs, tuple) else (inputs,)))
+        if shapes not in self._activations:
+            self._activations[shapes] = self._counted_activations(inputs)
+        return self._activations[shapes]
+
+    def _counted_activations(self, inputs: Inputs) -> int:
+        """By hooks, while the model runs."""
         count = 0
 
         def add(module: nn.Module, args: Any, output: Any) -> None:
@@ -289,6 +299,13 @@ def fill(module: nn.Module, buffers: Buffers) -> None:
         for key in STATISTICS:
             setattr(part, key, buffers[f"{name}.{key}".lstrip(".")])
         part.eval()
+
+
+def _has_ties(module: nn.Module) -> bool:
+    """Whether some tensor of a module has two names; to look for them in every call would take half of its time."""
+    tensors = [*module.parameters(), *module.buffers()]
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return len({id(tensor) for tensor in tensors}) < len(every)
 
 
 def _tensor(output: Any) -> Tensor:

@@ -15,7 +15,7 @@ from coterie.federation import Batch, Rows
 from coterie.federation.mapped import MappedColumn
 from coterie.numerics.compiled import Fused, Workshop
 from coterie.numerics.control import transformed
-from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector
+from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector, value_and_gradient
 from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
 from coterie.problems.models.flat import Inputs
@@ -114,6 +114,22 @@ class Supervised(Task):
         if self.softmax_regression:
             return self._ridged(softmax_gradient(theta, batch), theta)
         return gradient(lambda t: self.loss(t, batch), theta)
+
+    def loss_and_gradient(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """L(θ) and ∇L(θ) on a batch: of a network by one pass forward."""
+        if self.fused is not None or self.softmax_regression:
+            return self.loss(theta, batch), self.gradient(theta, batch)
+        return value_and_gradient(lambda t: self.loss(t, batch), theta)
+
+    def full_loss_and_gradient(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """L(θ) and ∇L(θ) over all rows, which are passed over once."""
+
+        def both(batch: Batch) -> Tensor:
+            loss, slope = self.loss_and_gradient(theta, batch)
+            return torch.cat([loss[None], slope])
+
+        found = self.full(both, rows)
+        return found[0], found[1:]
 
     def hvp(self, theta: Tensor, v: Tensor, batch: Batch) -> Tensor:
         """∇²L(θ) v on a batch."""
