@@ -160,6 +160,15 @@ STUDIES = (
                 60,
                 "Digits, 20 clients, 32 hidden units.",
             ),
+            "mnist": _accuracy(
+                flat(
+                    run={"problem": "hyper-representation"},
+                    problem={"data": "mnist", "clients": 100},
+                    federation={"count": 10},
+                ),
+                200,
+                "MNIST, 10 of 100 clients in every round, 200 hidden units.",
+            ),
             "paper": _accuracy(
                 flat(run={"problem": "hyper-representation"}, problem={"data": "mnist", "clients": 100}),
                 1000,
