@@ -165,9 +165,9 @@ def test_problems_without_data_are_named_first(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr("coterie.problems.data.sets.user_cache_path", lambda name: tmp_path)
     found, missing = contests("small")
     assert "heart-disease" not in [contest.name for contest in found]
-    (complaint,) = missing
-    assert complaint.startswith("heart-disease is left out: ")
-    assert "coterie data get heart-disease" in complaint
+    assert [text.split()[0] for text in missing] == ["heart-disease", "dirichlet-0.1", "dirichlet-0.5"]
+    assert missing[0].startswith("heart-disease is left out: ")
+    assert "coterie data get heart-disease" in missing[0]
     with pytest.raises(UsageError, match="coterie data get heart-disease"):
         contests("small", ["heart-disease"])
     with pytest.raises(UsageError, match="unknown problem of the leaderboard"):

@@ -31,7 +31,7 @@ Kind = Literal["target", "everyone"]
 PREFIX = "leaderboard-"
 TUNING_SEED = 1000
 SELECTION = 100
-FEWER = 60  # digits has no more rows for groups
+FEWER = 200  # test rows: digits has no more where groups need selection rows too
 KINDS: dict[Kind, str] = {"target": "a model for one target", "everyone": "a model for every client"}
 
 
@@ -64,7 +64,7 @@ def _groups(data: str, megabytes: int, **more: Any) -> list[Contest]:
     for kind in KINDS:
         for setting, differ in words.items():
             own = {"data": data, "setting": setting, "everyone": kind == "everyone", **more}
-            rows = {"selection": FEWER} if kind == "target" else {}
+            rows = {"selection": SELECTION, "test": FEWER} if kind == "target" else {}
             settings = flat(run={"problem": "groups"}, problem={**own, **rows})
             name = f"groups-{setting}" + ("" if kind == "target" else "-everyone")
             where = "" if data == "digits" else data

@@ -43,7 +43,7 @@ def scores(h: Tensor, batch: Batch, classes: int) -> tuple[Tensor, Tensor, Tenso
     x = batch.inputs.reshape(len(batch.inputs), -1).to(h)
     x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
     y = torch.nn.functional.one_hot(batch.labels.long(), classes).to(h)
-    return torch.einsum("bd,bc,kcd->bk", x, y, h), x, y
+    return torch.einsum("bcd,kcd->bk", torch.einsum("bd,bc->bcd", x, y), h), x, y
 
 
 @work("fedcollab/discriminator-steps", update=moved_from())
@@ -52,7 +52,8 @@ def discriminator_steps(shard: Shard, shared: Tree, private: Tree, static: Stati
     h = shared
     for batch in batches(own_rows(shard), static.batch, static.steps, draw):
         said, x, y = scores(h, batch, static.classes)
-        h = h + static.step * torch.einsum("bk,bc,bd->kcd", torch.sigmoid(-said), y, x) / len(x)
+        wrong = torch.einsum("bk,bc->bkc", torch.sigmoid(-said), y)
+        h = h + static.step * torch.einsum("bkc,bd->kcd", wrong, x) / len(x)
     return h
 
 

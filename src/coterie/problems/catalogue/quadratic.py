@@ -39,7 +39,8 @@ class ClosedForm:
     def theta(self, w: Tensor) -> Tensor:
         """θ*(w)."""
         h = torch.einsum("k,kij->ij", w.double(), self.hessians)
-        c = torch.einsum("k,kij,kj->i", w.double(), self.hessians, self.optima)
+        # two operands at a time: with opt_einsum installed, torch would choose an order, and other bits
+        c = torch.einsum("kij,kj->i", torch.einsum("k,kij->kij", w.double(), self.hessians), self.optima)
         return torch.linalg.solve(h, c)
 
     def objective(self, w: Tensor) -> Tensor:
