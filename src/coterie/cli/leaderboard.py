@@ -11,7 +11,7 @@ from coterie.errors import RunError
 
 @app.command(epilog="Example: coterie leaderboard --problems friends,byzantine --methods meritfed,fedavg --seeds 0,1,2")
 def leaderboard(
-    scale: Annotated[str, typer.Option(help="small (embedded data) or paper.")] = "small",
+    scale: Annotated[str, typer.Option(help="small (minutes per problem) or paper.")] = "small",
     problems: Annotated[str | None, typer.Option(metavar="A,B", help="Only these; by default all with data.")] = None,
     methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only these; by default all.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="0,1,2", help="Instead of those of the scale.")] = None,
