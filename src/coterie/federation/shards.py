@@ -68,9 +68,17 @@ class Rows:
 
     def take(self, index: Tensor) -> Batch:
         """The rows with these numbers (below count); masks depend on all of them and on the place in the batch."""
-        touched(self.clients * index.numel())
+        self.count_batch(index)
+        return self.at(index)
+
+    def at(self, index: Tensor) -> Batch:
+        """As `take`, without counting the rows; for a step that is compiled, whose caller counts them."""
         keys = None if self.key is None else Draw(self.key).of_batch(index)
         return Batch(self._columns_at(index), keys=keys)
+
+    def count_batch(self, index: Tensor) -> None:
+        """Count the rows of a batch."""
+        touched(self.clients * index.numel())
 
     def step(self, number: int) -> "Rows":
         """The same rows at a local step: its masks differ from those of the other steps of the work."""

@@ -11,7 +11,6 @@ A fused function is not differentiable, and sums may differ from the plain ones 
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 from coterie.numerics.control import Opaque
@@ -19,6 +18,7 @@ from coterie.numerics.programs import Builder, Program, record
 from coterie.numerics.tracing import Untraceable, recording
 
 TOLERANCE = 1e-3  # relative, of a compiled value; rounding alone stays far below
+SMALL = 1 << 24  # bytes
 
 
 class _Order(NamedTuple):
@@ -43,6 +43,18 @@ class Workshop:
         self.threads, self.collecting, self.using = threads, False, False
         self._orders: dict[Hashable, _Order] = {}
         self._programs: dict[Hashable, Program] = {}
+        self._named: dict[Hashable, Fused] = {}
+
+    def fused(self, name: Hashable, plain: Callable[..., Tensor]) -> "Fused":
+        """The fused function of a name, the same for the same name; such a function may call others.
+
+        Args:
+            name: of the function, with everything that it closes over.
+            plain: the function.
+        """
+        if name not in self._named:
+            self._named[name] = Fused(plain, self)
+        return self._named[name]
 
     @property
     def busy(self) -> bool:
@@ -54,11 +66,18 @@ class Workshop:
         key = id(function), tuple((t.shape, t.dtype) for t in operands)
         if self.using and (program := self._programs.get(key)) is not None:
             return program(operands)[0]
-        if self.collecting and key not in self._orders:
-            given = tuple(t.detach().clone(memory_format=torch.contiguous_format) for t in operands)
+        if not self.collecting:
+            return function.plain(*operands)
+        if key not in self._orders:
+            given = tuple(t.detach().contiguous() for t in operands)
+            given = tuple(t.clone() if t.nbytes <= SMALL else t for t in given)  # rows do not change
             graph = record(lambda *t: [function.plain(*t)], given)
             self._orders[key] = _Order(function.plain, given, Builder(graph, self.threads))
-        return function.plain(*operands)
+        self.collecting = False  # what is called inside is part of this program
+        try:
+            return function.plain(*operands)
+        finally:
+            self.collecting = True
 
     def finish(self) -> None:
         """Wait for all compilations and take those into use that give the plain values; `Untraceable` if one does not.

@@ -26,7 +26,7 @@ from platformdirs import user_cache_path
 from torch import Tensor
 from torch.func import functionalize
 
-from coterie.numerics.tracing import Unbuildable, Untraceable
+from coterie.numerics.tracing import Unbuildable, Untraceable, recorded
 
 FOLDER = "COTERIE_COMPILED"  # environment variable: another folder for compiled programs
 NODES = 6000  # operations of a graph; more take the compiler many minutes
@@ -70,7 +70,7 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     from torch.fx.graph import CodeGen
 
     try:
-        with torch.no_grad():
+        with torch.no_grad(), recorded():
             first = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             constants = _lifted(first)
             second = make_fx(functionalize(first), tracing_mode="fake")(*inputs, *constants)

@@ -5,7 +5,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -110,6 +110,15 @@ class Task(Oracles):
     def models(self) -> Sequence[Any]:
         """The one model."""
         return (self.model,)
+
+    def fuse(self, name: Hashable, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function of tensors around derivatives, as one program where derivatives are compiled; else as it is.
+
+        Args:
+            name: of the function, with everything that it closes over.
+            function: takes all tensors that it uses.
+        """
+        return function
 
     @abstractmethod
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:

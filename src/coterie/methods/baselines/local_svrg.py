@@ -23,6 +23,7 @@ from torch.func import vmap
 
 from coterie.errors import UsageError
 from coterie.federation import Batch, Memory, Rows, Shard, Static, Tree, moved_from, work
+from coterie.federation.mapped import is_mapped
 from coterie.methods.base import Draw, Federation, Method, ModelState, View, start_model, validated
 from coterie.methods.shared.works import own_rows
 from coterie.numerics.control import only_where
@@ -30,6 +31,7 @@ from coterie.settings import Count, NonNegative, Positive, Probability
 
 Vector = Tensor
 Whole = Callable[..., Vector]
+Difference = Callable[..., Vector]
 
 
 class Anchor(NamedTuple):
@@ -98,7 +100,7 @@ def begin_model(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
 def model_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """At most τ corrected steps on the loss."""
     rows = own_rows(shard)
-    return corrected_steps(rows, shared, private, static, draw, _difference(shard.task), shard.task.full_gradient)
+    return corrected_steps(shard.task, rows, shared, private, static, draw, _difference(shard.task), _whole(shard.task))
 
 
 @work("local-svrg/steps-alone", update=moved_from())
@@ -106,7 +108,8 @@ def steps_alone(shard: Shard, shared: Tree, private: Tree, static: Static, draw:
     """T corrected steps on the holder's own rows, the anchor set at the start."""
     rows = own_rows(shard)
     anchor = Anchor(shared, shard.task.full_gradient(shared, rows), torch.zeros_like(shared), ())
-    return corrected_steps(rows, shared, anchor, static, draw, _difference(shard.task), shard.task.full_gradient)[0]
+    task = shard.task
+    return corrected_steps(task, rows, shared, anchor, static, draw, _difference(task), _whole(task))[0]
 
 
 @work("local-svrg/begin-system", update=None, whole_pass=True)
@@ -120,15 +123,15 @@ def begin_system(shard: Shard, shared: Tree, private: Tree, static: Static, draw
 @work("local-svrg/system-steps", update=moved_from())
 def system_steps(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
     """At most τ corrected steps on ½ hᵀHh − hᵀ∇L_0."""
-    task, (theta, _) = shard.task, private.constants
+    task = shard.task
 
-    def difference(h: Vector, y: Vector, batch: Batch) -> Vector:
+    def difference(h: Vector, y: Vector, batch: Batch, theta: Vector, goal: Vector) -> Vector:
         return task.hvp(theta, h - y, batch)
 
     def whole(h: Vector, rows: Rows, theta: Vector, goal: Vector) -> Vector:
         return task.full_hvp(theta, h, rows) - goal
 
-    return corrected_steps(own_rows(shard), shared, private, static, draw, difference, whole)
+    return corrected_steps(task, own_rows(shard), shared, private, static, draw, difference, whole)
 
 
 @work("local-svrg/output-average", update=moved_from())
@@ -137,7 +140,12 @@ def output_average(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return private.mean, private
 
 
-def _difference(task: Any) -> Callable[[Vector, Vector, Batch], Vector]:
+def _whole(task: Any) -> Whole:
+    """∇f(x)."""
+    return lambda x, rows: task.full_gradient(x, rows)
+
+
+def _difference(task: Any) -> Difference:
     """∇f_B(x) − ∇f_B(y), both points in one batched pass where the model can be run so."""
 
     def difference(x: Vector, y: Vector, batch: Batch) -> Vector:
@@ -150,12 +158,13 @@ def _difference(task: Any) -> Callable[[Vector, Vector, Batch], Vector]:
 
 
 def corrected_steps(
+    task: Any,
     rows: Rows,
     x: Vector,
     anchor: Anchor,
     static: Static,
     draw: Draw,
-    difference: Callable[[Vector, Vector, Batch], Vector],
+    difference: Difference,
     whole: Whole,
 ) -> tuple[Vector, Anchor]:
     """The steps of one client between two averages."""
@@ -170,11 +179,19 @@ def corrected_steps(
         key, constants = (others[0], others[1:]) if masked else (None, others)
         return x, whole(x, replace(rows.alone(offset, count), key=key), *constants)
 
+    def stepped(x: Vector, y: Vector, full: Vector, index: Tensor, offset: Tensor, *others: Tensor) -> Vector:
+        columns, constants = others[: len(rows.columns)], others[len(rows.columns) :]
+        batch = replace(rows, columns=columns, offset=offset).at(index)
+        return x - svrg.step * (difference(x, y, batch, *constants) + full)
+
+    name = difference.__qualname__, svrg.step, rows.capacity
+    one_step = stepped if masked or is_mapped(rows.columns) else task.fuse(name, stepped)
     for t in range(static.steps):
         if svrg.average:
             mean = mean + svrg.share(static.first + t) * (x - mean)
         old = x
-        x = x - svrg.step * (difference(x, y, rows.take(index[t])) + full)
+        rows.count_batch(index[t])
+        x = one_step(x, y, full, index[t], rows.offset, *rows.columns, *anchor.constants)
         key = rows.step(t).key
         operands = (old, rows.offset, rows.count, *(() if key is None else (key,)), *anchor.constants)
         y, full = only_where(coins[t], moved, (y, full), operands)

@@ -3,7 +3,7 @@
 A loss is given by row, so that padding rows count for nothing and means over unequal shards are exact.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -139,6 +139,10 @@ class Supervised(Task):
             return self._ridged(softmax_product(theta, v, batch), v)
         plainly = not (transformed() or theta.requires_grad or v.requires_grad)
         return (native_hessian_vector if plainly else hessian_vector)(lambda t: self.loss(t, batch), theta, v)
+
+    def fuse(self, name: Hashable, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function around derivatives, as one program where derivatives are compiled; else as it is."""
+        return function if self.fused is None else self.fused.gradient.workshop.fused(name, function)
 
     def compiled(self, workshop: Workshop) -> "Supervised":
         """The same task with derivatives that the workshop compiles; for models with one input and without dropout."""
