@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
+import coterie
 from coterie.experiment import compiling
 from coterie.experiment.build import assemble
 from coterie.experiment.config import load, resolve
@@ -145,6 +147,26 @@ def test_the_compiler_ends_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Interpreting, "patience", 10**6)
     assert run_rounds(assemble(config()), None).summary["outcome"] == "finished"
     assert [builder.closed for builder in Interpreting.made] == [True]
+
+
+class Remembering(torch.nn.Module):
+    """A module of somebody else, who alone knows what it remembers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("net", "compiled"), [(torch.nn.Linear(3, 2), True), (Remembering(), False)])
+def test_code_of_somebody_else_is_not_recorded_unasked(net: torch.nn.Module, compiled: bool) -> None:
+    x, y = torch.eye(3), torch.tensor([0, 1, 0])
+    problem = coterie.Weighting.on([(x, y)] * 3, (x, y), model=net, loss="cross_entropy")
+    coterie.fit(problem, coterie.methods.fedavg(batch=2), rounds=12, mode="vmap")
+    assert bool(Interpreting.made) == compiled
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "yes", 1.5])

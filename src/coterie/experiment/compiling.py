@@ -17,21 +17,34 @@ from time import perf_counter, process_time
 from typing import Any, Literal
 
 from coterie.errors import CoterieError
+from coterie.experiment.build import Parts
+from coterie.experiment.config import OWN_DATA
 from coterie.federation import Federation, LocalEngine
 from coterie.federation.api import Book
 from coterie.federation.stages.base import Staged
 from coterie.methods import Method
+from coterie.methods.registry import METHODS
 from coterie.methods.shared.compiled import CompiledRounds
 from coterie.numerics import Draw
 from coterie.numerics.compiled import Workshop
 from coterie.numerics.tracing import Unbuildable, Untraceable
-from coterie.problems.tasks.supervised import Supervised
+from coterie.problems.tasks.supervised import LOSSES, Supervised
 
 Choice = Literal["auto"] | bool | int
 WATCHED = 5  # rounds that are timed before anything is decided
 WORTH = 60.0  # seconds that the rest of the run must take as it is: compiling takes about 20 s of the other core
 GAIN = 0.95  # programs that take a larger share of the plain time are not worth another rounding
 ONE_THREAD = 1
+
+
+def is_ours(parts: Parts) -> bool:
+    """Whether method, problem, model and loss of a run are coterie's, or made of torch's own modules."""
+    if parts.config.plugged_in() or parts.config.run.method not in {entry.name for entry in METHODS}:
+        return False
+    if parts.config.run.problem != OWN_DATA:
+        return True
+    task = parts.problem.task
+    return isinstance(task, Supervised) and task.loss_by_row in LOSSES.values() and not task.model.unknown
 
 
 class Compiling:
@@ -175,4 +188,4 @@ def _with_task(engine: Any, task: Any) -> Any:
     return replace(engine, task=task, target=target)
 
 
-__all__ = ["Compiling"]
+__all__ = ["Choice", "Compiling", "is_ours"]

@@ -15,7 +15,7 @@ from coterie import machine
 from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, using_threads
-from coterie.experiment.compiling import Compiling
+from coterie.experiment.compiling import Choice, Compiling, is_ours
 from coterie.experiment.config import RunTable, code_changes, platform_of
 from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
 from coterie.experiment.measuring import (
@@ -207,8 +207,8 @@ class _Run:
         self.safe = deque([remote_memories(self.done.state)], maxlen=checkpoint.KEEP)
         self.guarded = guarded(self.parts, self.done.state)
         run = self.parts.config.run
-        choice = False if run.portable or run.engine != "local" or run.device != "cpu" else run.compile
-        self.compiling = Compiling(self.parts.method, choice, run.threads if isinstance(run.threads, int) else 1)
+        threads = run.threads if isinstance(run.threads, int) else 1
+        self.compiling = Compiling(self.parts.method, self.choice(), threads)
         self.quick = sampled(self.parts.problem, self.parts.config.run)  # for records before the last
 
     def rounds(self) -> Outcome:
@@ -289,6 +289,14 @@ class _Run:
         if last or self.stopped or self.due():
             self.save()
         return None
+
+    def choice(self) -> Choice:
+        """`run.compile`, where rounds may be recorded at all. A recording runs code on tensors without numbers, and
+        code of somebody else might remember them; that is recorded by the user's word only."""
+        run = self.parts.config.run
+        if run.portable or run.engine != "local" or run.device != "cpu":
+            return False
+        return run.compile if run.compile != "auto" or is_ours(self.parts) else False
 
     def left(self) -> float:
         """How many rounds are left, by the number of rounds and by what is spent of the budgets."""
