@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_conformance import size
+from test_conformance import FIRST, Case, size, some
 from torch import Tensor
 
 from coterie.experiment.build import Parts, assemble
@@ -14,7 +14,7 @@ from coterie.methods.shared.compiled import CompiledRounds, Form, RecordedRound
 from coterie.numerics import Draw
 from coterie.numerics.programs import Graph, namespace
 from coterie.numerics.tracing import Counter, Untraceable
-from coterie.testing.comparing import assert_near
+from coterie.testing.comparing import assert_near, assert_same
 
 
 class Interpreted:
@@ -151,3 +151,36 @@ def test_a_counter_counts_and_shows_nothing() -> None:
     for look in (bool, int, float, hash, lambda c: c > 3, lambda c: c == 3, lambda c: c % 2, lambda c: 0.9**c):
         with pytest.raises(Untraceable):
             look(Counter())
+
+
+def attempt(case: Case) -> bool:
+    """Record a method's round; whether that was possible. Rounds before and after must have the same bits."""
+    parts = case.parts()
+    draw = Draw.of(1).round(0)
+    state = parts.method.init(parts.problem, parts.fed.n)
+
+    def plain() -> Any:
+        return parts.method.round(parts.fed.begin(1, draw), state, draw)
+
+    before = plain()
+    try:
+        recorded = RecordedRound(parts.method, parts.fed.begin(1, draw), state, draw)
+    except Untraceable:
+        assert_same(plain(), before)
+        return False
+    assert_same(plain(), before)
+    program: Any = Interpreted(recorded.graph)
+    fast = recorded.run(program, parts.fed.begin(1, draw), Form.of(state)[1], draw)
+    if fast is not None:  # else its assumptions do not hold here
+        assert_near(fast, before, 1e-6)
+    return True
+
+
+@some
+def test_a_recording_leaves_everything_as_it_was(case: Case) -> None:
+    attempt(case)
+
+
+def test_many_methods_can_be_recorded() -> None:
+    wanted = ["fedavg", "fedprox", "scaffold", "ditto", "local-train", "fedlaw", "fednest", "krum"]
+    assert all(attempt(case) for case in FIRST if case.method in wanted)

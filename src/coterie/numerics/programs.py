@@ -10,6 +10,7 @@ Only the user may write to the cache folder: what lies there is run.
 
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -17,7 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +72,7 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     from torch.fx.graph import CodeGen
 
     try:
-        with torch.no_grad(), recorded():
+        with torch.no_grad(), recorded(), _unlogged():
             first = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             constants = _lifted(first)
             second = make_fx(functionalize(first), tracing_mode="fake")(*inputs, *constants)
@@ -91,6 +93,17 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     if not names <= KNOWN or "self." in code.src:
         raise Untraceable(f"its graph refers to {', '.join(sorted(names - KNOWN)) or 'attributes'}")
     return Graph(code.src, tuple(map(form, (*inputs, *constants))), constants, nodes)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without torch's log of what cannot be recorded: here that is an answer."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def form(tensor: Tensor) -> Form:

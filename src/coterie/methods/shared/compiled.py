@@ -110,8 +110,10 @@ class RecordedRound:
             after[:] = Form.of(new)
             values = [leaf for leaf in after[1] if isinstance(leaf, Tensor)]
             self._kept = [_place(value, inputs) for value in values]
-            conditions = torch.stack([c.reshape(()) for c in assumptions.conditions]).all()
-            return [*(v for v, place in zip(values, self._kept, strict=True) if place is None), conditions]
+            holds = torch.ones((), dtype=torch.bool)
+            for condition in assumptions.conditions:
+                holds = holds & condition.reshape(())
+            return [*(v for v, place in zip(values, self._kept, strict=True) if place is None), holds]
 
         self.graph: Graph = record(round, [t.contiguous() for t in self._inputs(leaves, fed, draw)])
         self._after: Form = after[0]
