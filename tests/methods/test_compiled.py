@@ -1,7 +1,7 @@
 """A recorded round is the round as it is written: numbers, counters and ledger; what cannot be recorded says why."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coterie.experiment.build import Parts, assemble
 from coterie.experiment.config import resolve
+from coterie.methods.base import Method, View
 from coterie.methods.shared.compiled import CompiledRounds, Form, RecordedRound
 from coterie.numerics import Draw
 from coterie.numerics.programs import Graph, namespace
@@ -144,6 +145,40 @@ def test_another_number_of_clients_is_run_as_it_is_written() -> None:
     fed = parts.fed.begin(1, draw)
     fewer = fed.__class__(fed.engine, fed.ids[:2], fed.book)
     assert_near(rounds.round(fewer, state, draw), parts.method.round(fewer, state, draw), 0.0)
+
+
+class TwoCounters(NamedTuple):
+    x: Tensor
+    rounds: int
+    left: int
+
+
+def counting(swap: bool) -> Method:
+    """FedAvg with two counters, which change places if `swap`."""
+    inner = parts_of("fedavg", "friends").method
+
+    def round(fed: Any, s: TwoCounters, draw: Draw) -> TwoCounters:
+        x = inner.round(fed, inner.init(PROBLEM, fed.n)._replace(x=s.x), draw).x
+        return TwoCounters(x, s.left - 1, s.rounds + 1) if swap else TwoCounters(x, s.rounds + 1, s.left - 2)
+
+    return Method("counting", lambda problem, n: TwoCounters(problem.start, 0, 9), round, lambda s: View(s.x))
+
+
+PROBLEM = parts_of("fedavg", "friends").problem
+
+
+def test_every_counter_counts_by_itself() -> None:
+    parts, draw = parts_of("fedavg", "friends"), Draw.of(0).round(0)
+    method = counting(swap=False)
+    state = method.init(parts.problem, parts.fed.n)
+    recorded = RecordedRound(method, parts.fed.begin(1, draw), state, draw)
+    program: Any = Interpreted(recorded.graph)
+    for _ in range(3):
+        state = recorded.run(program, parts.fed.begin(1, draw), Form.of(state)[1], draw)
+    assert state[1:] == (3, 3)
+    with pytest.raises(Untraceable, match="changes its form"):
+        swapped = counting(swap=True)
+        RecordedRound(swapped, parts.fed.begin(1, draw), swapped.init(parts.problem, 1), draw)
 
 
 def test_a_counter_counts_and_shows_nothing() -> None:

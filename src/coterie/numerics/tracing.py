@@ -9,7 +9,7 @@ cannot be recorded raises, and is run as it is written, too.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, wraps
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -97,7 +97,8 @@ def remembered(maxsize: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 @dataclass(frozen=True, eq=False)
 class Counter:
-    """A whole number of a method's state while a round is recorded: times · n + plus, whatever n is.
+    """A whole number of a method's state while a round is recorded: times · n + plus, whatever n is, where n is the
+    number at the place `of` in the state.
 
     A round may count on and hand the number about, but not look at it: whatever depends on it is not recorded.
 
@@ -108,19 +109,24 @@ class Counter:
 
     times: int = 1
     plus: int = 0
+    of: int = 0
 
     def at(self, n: int) -> int:
         """The number where the state has n."""
         return self.times * n + self.plus
 
     def __add__(self, other: object) -> "Counter":
-        return Counter(self.times, self.plus + other) if isinstance(other, int) else NotImplemented
+        return replace(self, plus=self.plus + other) if isinstance(other, int) else NotImplemented
 
     def __sub__(self, other: object) -> "Counter":
-        return Counter(self.times, self.plus - other) if isinstance(other, int) else NotImplemented
+        return replace(self, plus=self.plus - other) if isinstance(other, int) else NotImplemented
 
     def __mul__(self, other: object) -> "Counter":
-        return Counter(self.times * other, self.plus * other) if isinstance(other, int) else NotImplemented
+        return (
+            replace(self, times=self.times * other, plus=self.plus * other)
+            if isinstance(other, int)
+            else NotImplemented
+        )
 
     __radd__, __rmul__ = __add__, __mul__
 
