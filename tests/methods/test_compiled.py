@@ -176,9 +176,9 @@ def test_every_counter_counts_by_itself() -> None:
     for _ in range(3):
         state = recorded.run(program, parts.fed.begin(1, draw), Form.of(state)[1], draw)
     assert state[1:] == (3, 3)
+    swapped, first = counting(swap=True), method.init(parts.problem, 1)
     with pytest.raises(Untraceable, match="changes its form"):
-        swapped = counting(swap=True)
-        RecordedRound(swapped, parts.fed.begin(1, draw), swapped.init(parts.problem, 1), draw)
+        RecordedRound(swapped, parts.fed.begin(1, draw), first, draw)
 
 
 def test_a_counter_counts_and_shows_nothing() -> None:
