@@ -34,7 +34,6 @@ Choice = Literal["auto"] | bool | int
 WATCHED = 5  # rounds that are timed before anything is decided
 WORTH = 60.0  # seconds that the rest of the run must take as it is: compiling takes about 20 s of the other core
 GAIN = 0.95  # programs that take a larger share of the plain time are not worth another rounding
-ONE_THREAD = 1
 
 
 def is_ours(parts: Parts) -> bool:
@@ -56,7 +55,7 @@ class Compiling:
         threads: how many threads a program may use.
     """
 
-    def __init__(self, method: Method, choice: Choice, threads: int = ONE_THREAD) -> None:
+    def __init__(self, method: Method, choice: Choice, threads: int = 1) -> None:
         self._method, self._threads = method, threads
         self._start: int | None = None if choice == "auto" or choice is False else int(choice)
         self._open = choice == "auto"

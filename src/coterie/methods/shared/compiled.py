@@ -218,11 +218,6 @@ class CompiledRounds:
         self._program = program
         return took[compiled] / max(took[plain], 1e-9)
 
-    def drop(self) -> None:
-        """Run all rounds as they are written."""
-        self._program = self._round = None
-        self.close()
-
     def close(self) -> None:
         """End a compilation that is under way."""
         if self._builder is not None:
