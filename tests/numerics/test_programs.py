@@ -119,3 +119,18 @@ def test_a_program_gives_the_values_and_is_found_again(kept: Path) -> None:
         for a, b in zip(program([x]), doubled(x), strict=True):
             torch.testing.assert_close(a, b)
     assert [file.suffix for file in kept.iterdir()] == [".so"]
+
+
+def test_recording_ends_at_twice_as_many_operations_as_a_graph_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "NODES", 10)
+    made = []
+
+    def long(x: Tensor) -> list[Tensor]:
+        for i in range(1000):
+            made.append(i)
+            x = x + float(i)
+        return [x]
+
+    with pytest.raises(Untraceable, match="more than 10 operations"):
+        record(long, [torch.ones(2)])
+    assert len(made) <= 21

@@ -73,7 +73,7 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
 
     try:
         with torch.no_grad(), recorded(), _unlogged():
-            first = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+            first = make_fx(_limited(function), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             constants = _lifted(first)
             second = make_fx(functionalize(first), tracing_mode="fake")(*inputs, *constants)
     except Untraceable:
@@ -86,13 +86,36 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     graph = _without_repetitions(second.graph)
     nodes = len(graph.nodes)
     if nodes > NODES:
-        raise Untraceable(f"it has {nodes} operations, more than {NODES}")
+        raise Untraceable(f"it has more than {NODES} operations")
     graph.set_codegen(CodeGen())
     code = graph.python_code("self")
     names = {name for name in code.globals if re.search(rf"\b{name}\b", code.src)}
     if not names <= KNOWN or "self." in code.src:
         raise Untraceable(f"its graph refers to {', '.join(sorted(names - KNOWN)) or 'attributes'}")
     return Graph(code.src, tuple(map(form, (*inputs, *constants))), constants, nodes)
+
+
+def _limited(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
+    """The function, which gives up after twice as many operations as a graph may have: half of them may be repetitions.
+
+    Recording an operation takes a millisecond or more, and the caller waits for it.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        count = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += 1
+            if self.count > 2 * NODES:
+                raise Untraceable(f"it has more than {NODES} operations")
+            return op(*args, **(kwargs or {}))
+
+    def limited(*inputs: Tensor) -> Sequence[Tensor]:
+        with Limit():  # type: ignore[no-untyped-call]
+            return function(*inputs)
+
+    return limited
 
 
 @contextmanager
