@@ -95,6 +95,15 @@ def test_ranks_are_of_methods_with_all_problems() -> None:
     assert ranking([])["ranks"] == {}
 
 
+def test_the_highest_mean_stands_beside_the_best_rank() -> None:
+    first = {ALONE: [0.6, 0.6], "fedavg": [0.1, 0.1], "ditto": [0.5, 0.5]}
+    others = {ALONE: [0.6, 0.6], "fedavg": [0.62, 0.62], "ditto": [0.5, 0.5]}
+    names = ("friends-everyone", "groups-1-everyone", "groups-2-everyone", "groups-3-everyone")
+    tables = [stored(name, others if i else first) for i, name in enumerate(names)]
+    line = next(line for line in decisions(tables) if line["situation"].endswith("groups"))
+    assert (line["take"], line["highest"]) == ("fedavg", ALONE)  # three of four problems, and far behind on one
+
+
 def test_decisions_are_drawn_from_the_results() -> None:
     values = {ALONE: [0.6, 0.6], "fedavg": [0.7, 0.7], "collaborate": [0.8, 0.8], "ditto": [0.75, 0.75]}
     worst = {ALONE: [0.1, 0.1], "fedavg": [0.2, 0.2], "collaborate": [0.3, 0.3], "ditto": [0.4, 0.4]}
@@ -110,9 +119,8 @@ def test_decisions_are_drawn_from_the_results() -> None:
     assert alone["take"] == ALONE  # then collaboration does not pay
     assert alone["problems"] == "1 of 1"
     text = page("small", [stored(name, values, worst) for name in names])
-    line = (
-        "| everyone wants a model; there are groups | 5 of 5 | **collaborate** | 0.800 | ditto 0.750 | 0.700 | 0.600 |"
-    )
+    cells = ("5 of 5", "**collaborate**", "0.800", "ditto 0.750", "collaborate 0.800", "0.700", "0.600")
+    line = f"| everyone wants a model; there are groups | {' | '.join(cells)} |"
     assert line in text
     assert text.count("#### ") == len(names)
 

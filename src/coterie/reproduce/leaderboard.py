@@ -376,7 +376,8 @@ SITUATIONS = (
 
 
 def decisions(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For every situation: the method of the best average rank on those of its problems that have results, with means.
+    """For every situation: the method of the best average rank on those of its problems that have results, the second,
+    and that of the best mean accuracy, with means.
 
     Args:
         results: stored tables.
@@ -391,10 +392,12 @@ def decisions(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         best = min(able, key=able.__getitem__)
         second = min((n for n in able if n != best), key=able.__getitem__, default=None)
-        means = {name: found["means"].get(name) for name in (best, second, "fedavg", ALONE) if name is not None}
+        highest = max(able, key=found["means"].__getitem__)
+        names = (best, second, highest, "fedavg", ALONE)
+        means = {name: found["means"].get(name) for name in names if name is not None}
         counted = f"{len(found['problems'])} of {len(wanted)}"
-        line = {"situation": situation.words, "problems": counted, "take": best, "second": second, "means": means}
-        lines.append(line)
+        line = {"situation": situation.words, "problems": counted, "take": best, "second": second}
+        lines.append({**line, "highest": highest, "means": means})
     return lines
 
 
@@ -438,11 +441,13 @@ def page(scale: str, results: Sequence[Mapping[str, Any]], images: str = "") -> 
 def _decision_lines(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     if not lines:
         return ["There are no results yet."]
-    rows = ["| situation | problems | take | accuracy | second | fedavg | alone |", "|---" * 7 + "|"]
+    rows = ["| situation | problems | take | accuracy | second | highest mean | fedavg | alone |", "|---" * 8 + "|"]
     for line in lines:
-        means, second = line["means"], line["second"]
-        other = DASH if second is None else f"{second} {_share(means.get(second))}"
-        cells = [line["situation"], line["problems"], f"**{line['take']}**", _share(means[line["take"]]), other]
+        means = line["means"]
+        others = [
+            DASH if name is None else f"{name} {_share(means[name])}" for name in (line["second"], line["highest"])
+        ]
+        cells = [line["situation"], line["problems"], f"**{line['take']}**", _share(means[line["take"]]), *others]
         rows.append("| " + " | ".join([*cells, _share(means.get("fedavg")), _share(means.get(ALONE))]) + " |")
     return rows
 
