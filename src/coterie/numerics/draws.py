@@ -117,8 +117,8 @@ class Draw:
             # in Python's integers: a single key is not worth twenty tensor operations
             salted = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD)
             if not isinstance(value, Tensor) or value.dim() == 0:
-                word = _signed(_mix_word(salted ^ (int(value) & _WORD)))
-                return Draw(torch.scalar_tensor(word, dtype=torch.int64), label=self.label)
+                mixed = _signed(_mix_word(salted ^ (int(value) & _WORD)))
+                return Draw(torch.scalar_tensor(mixed, dtype=torch.int64), label=self.label)
             return Draw(_mix(value.to(torch.int64) ^ _signed(salted)), label=self.label)
         # A vector of int32 ids would otherwise turn the scalar key into int32.
         word = value.to(torch.int64) if isinstance(value, Tensor) else _signed(int(value))

@@ -8,6 +8,7 @@ assumed holds (all replies finite, no copies among them); where it does not, the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter, process_time
 from typing import Any
 
@@ -54,8 +55,24 @@ class Form:
                 kinds.append(_kind(leaf))
         return Form(structure, tuple(kinds)), opened
 
+    @cached_property
+    def _named(self) -> Any:
+        """The class of states that are one named tuple of leaves, which need no walk; None for all others."""
+        kind, parts = self.structure.context, self.structure.children()
+        flat = parts and all(part.is_leaf() for part in parts) and all(kind[0] != "memory" for kind in self.kinds)
+        return kind if flat and hasattr(kind, "_make") else None
+
+    def leaves(self, state: Any) -> list[Any] | None:
+        """The leaves of a state of this form; None where it has another."""
+        if type(state) is self._named and tuple(map(_kind, state)) == self.kinds:
+            return list(state)
+        form, leaves = Form.of(state)
+        return leaves if form == self else None
+
     def state(self, leaves: Sequence[Any]) -> Any:
         """The state with these leaves."""
+        if self._named is not None:
+            return self._named._make(leaves)
         supply = iter(leaves)
         found = []
         for kind in self.kinds:
@@ -116,18 +133,17 @@ class RecordedRound:
             return [*(v for v, place in zip(values, self._kept, strict=True) if place is None), holds]
 
         self.graph: Graph = record(round, [t.contiguous() for t in self._inputs(leaves, fed, draw)])
-        self._after: Form = after[0]
         self._leaves: list[Any] = [None if isinstance(leaf, Tensor) else leaf for leaf in after[1]]
         moved = any(isinstance(leaf, Counter) and leaf.of != i for i, leaf in enumerate(self._leaves))
-        if self._after != self.form or moved:
+        if after[0] != self.form or moved:
             raise Untraceable("the state changes its form from round to round")
 
     def _inputs(self, leaves: Sequence[Any], fed: Federation, draw: Draw) -> list[Tensor]:
         return [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), draw.key, *([] if self.everyone else [fed.ids])]
 
-    def fits(self, fed: Federation, form: Form) -> bool:
-        """Whether a round is of this form."""
-        return len(fed.ids) == self.clients and form == self.form
+    def leaves(self, fed: Federation, state: Any) -> list[Any] | None:
+        """The leaves of a state before a round of this form; None for any other round."""
+        return self.form.leaves(state) if len(fed.ids) == self.clients else None
 
     def run(self, program: Program, fed: Federation, leaves: Sequence[Any], draw: Draw) -> Any:
         """The state after the round, by the program; None where it must be run as it is written.
@@ -149,7 +165,7 @@ class RecordedRound:
             next(tensors) if isinstance(before, Tensor) else leaf.at(before) if isinstance(leaf, Counter) else leaf
             for leaf, before in zip(self._leaves, leaves, strict=True)
         ]
-        return self._after.state(found)
+        return self.form.state(found)
 
 
 def _symbol(leaf: Any, place: int) -> Any:
@@ -194,8 +210,8 @@ class CompiledRounds:
         assert self._builder is not None
         assert self._round is not None
         program, self._builder = self._builder.program(), None
-        form, leaves = Form.of(state)
-        if not self._round.fits(fed, form):
+        leaves = self._round.leaves(fed, state)
+        if leaves is None:
             raise Untraceable("the state or the number of clients has changed meanwhile")
 
         def plain() -> Any:
@@ -227,8 +243,8 @@ class CompiledRounds:
     def round(self, fed: Federation, state: Any, draw: Draw) -> Any:
         """One round, by the program where there is one that fits."""
         if self._program is not None and self._round is not None:
-            form, leaves = Form.of(state)
-            if self._round.fits(fed, form):
+            leaves = self._round.leaves(fed, state)
+            if leaves is not None:
                 after = self._round.run(self._program, fed, leaves, draw)
                 if after is not None:
                     return after
