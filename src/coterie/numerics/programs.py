@@ -28,6 +28,8 @@ from platformdirs import user_cache_path
 from torch import Tensor
 from torch.func import functionalize
 
+from coterie.machine import keep_memory
+from coterie.numerics.rewriting import looked_up, once
 from coterie.numerics.tracing import Unbuildable, Untraceable, recorded
 
 FOLDER = "COTERIE_COMPILED"  # environment variable: another folder for compiled programs
@@ -83,7 +85,9 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     shapes = (getattr(node.meta.get("val"), "shape", ()) for node in second.graph.nodes)
     if not all(type(length) is int for shape in shapes for length in shape):
         raise Untraceable("how long its tensors are depends on their numbers")
-    graph = _without_repetitions(second.graph)
+    graph = second.graph
+    once(graph)
+    looked_up(graph)
     nodes = len(graph.nodes)
     if nodes > NODES:
         raise Untraceable(f"it has {nodes} operations, more than {NODES}")
@@ -132,27 +136,6 @@ def _lifted(module: Any) -> tuple[Tensor, ...]:
     return tuple(constants)
 
 
-def _without_repetitions(graph: Any) -> Any:
-    """The graph with equal operations on equal operands done once; none of them writes in place."""
-    aten = torch.ops.aten
-    nothing = {aten.detach.default, aten.alias.default}
-    shaping = {aten.view.default, aten.expand.default, aten._unsafe_view.default}
-    seen: dict[str, Any] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        same_shape = node.target in shaping and node.meta["val"].shape == node.args[0].meta["val"].shape
-        if node.target in nothing or same_shape:
-            other = node.args[0]
-        else:
-            other = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)  # operands are there by name
-        if other is not node:
-            node.replace_all_uses_with(other)
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
-    return graph
-
-
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two constants are one: the same memory, or a few equal numbers."""
     if form(a) != form(b):
@@ -164,6 +147,7 @@ class Program:
     """A compiled function. Inputs must have the forms that it was compiled for; what is not contiguous is copied."""
 
     def __init__(self, file: Path, graph: Graph) -> None:
+        keep_memory()
         self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
         self._constants = list(graph.constants)
 
