@@ -34,6 +34,7 @@ from coterie.numerics.tracing import Unbuildable, Untraceable, recorded
 
 FOLDER = "COTERIE_COMPILED"  # environment variable: another folder for compiled programs
 NODES = 6000  # operations of a graph; more take the compiler many minutes
+SHARED = 1 << 24  # bytes of values that share one allocation; hundreds of small ones cost a tenth of a short round
 FEW = 1024  # numbers of a constant that are compared
 KNOWN = {"torch", "device", "inf", "nan"}  # what the text of a graph may refer to
 Form = tuple[str, list[int]]
@@ -46,10 +47,23 @@ class Graph(NamedTuple):
     forms: tuple[Form, ...]
     constants: tuple[Tensor, ...]
     nodes: int
+    bytes: int  # of all values that are computed
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How it is compiled. A few small values share one allocation; large ones are freed as soon as possible."""
+        return {**OPTIONS, "memory_planning": self.bytes <= SHARED}
 
     def key(self, threads: int) -> str:
         """The name of the program, the same wherever it would be the same."""
-        about = [self.text, self.forms, torch.__version__, torch.backends.cpu.get_cpu_capability(), threads, OPTIONS]
+        about = [
+            self.text,
+            self.forms,
+            torch.__version__,
+            torch.backends.cpu.get_cpu_capability(),
+            threads,
+            self.options,
+        ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
@@ -96,7 +110,15 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     names = {name for name in code.globals if re.search(rf"\b{name}\b", code.src)}
     if not names <= KNOWN or "self." in code.src:
         raise Untraceable(f"its graph refers to {', '.join(sorted(names - KNOWN)) or 'attributes'}")
-    return Graph(code.src, tuple(map(form, (*inputs, *constants))), constants, nodes)
+    made = (node for node in graph.nodes if node.op == "call_function" and not _is_view(node.target))
+    values = (node.meta.get("val") for node in made)
+    size = sum(value.nbytes for value in values if isinstance(value, Tensor))
+    return Graph(code.src, tuple(map(form, (*inputs, *constants))), constants, nodes, size)
+
+
+def _is_view(target: Any) -> bool:
+    """Whether an operation computes nothing."""
+    return getattr(target, "is_view", False)
 
 
 @contextmanager
@@ -187,7 +209,7 @@ class Builder:
         if shutil.which("g++") is None and shutil.which("clang++") is None and "CXX" not in os.environ:
             raise Unbuildable("there is no C++ compiler (g++ or clang++)")
         self._place = tempfile.mkdtemp(prefix="coterie-compile-")
-        order = {"text": graph.text, "forms": graph.forms, "threads": threads, "options": OPTIONS}
+        order = {"text": graph.text, "forms": graph.forms, "threads": threads, "options": graph.options}
         Path(self._place, "graph.json").write_text(json.dumps({**order, "file": str(self._file)}), encoding="utf-8")
         with Path(self._place, "log").open("wb") as log:
             self._process = subprocess.Popen(
