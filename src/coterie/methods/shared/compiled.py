@@ -6,7 +6,7 @@ into the ledger depends on shapes alone; it is noted once and added each time. A
 assumed holds (all replies finite, no copies among them); where it does not, the round is run as it is written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter, process_time
@@ -56,23 +56,26 @@ class Form:
         return Form(structure, tuple(kinds)), opened
 
     @cached_property
-    def _named(self) -> Any:
-        """The class of states that are one named tuple of leaves, which need no walk; None for all others."""
-        kind, parts = self.structure.context, self.structure.children()
-        flat = parts and all(part.is_leaf() for part in parts) and all(kind[0] != "memory" for kind in self.kinds)
-        return kind if flat and hasattr(kind, "_make") else None
+    def _tuples(self) -> Any:
+        """The pattern of states that are leaves in nested tuples, which need no walk by pytree; None for all others."""
+        marks = [object() for _ in range(self.structure.num_leaves)]
+        leaves: list[Any] = []
+        pattern = _opened(tree_unflatten(marks, self.structure), leaves, iter(self.kinds))
+        plain = all(kind[0] != "memory" for kind in self.kinds)
+        return pattern if plain and leaves == marks else None
 
     def leaves(self, state: Any) -> list[Any] | None:
         """The leaves of a state of this form; None where it has another."""
-        if type(state) is self._named and tuple(map(_kind, state)) == self.kinds:
-            return list(state)
+        leaves: list[Any] = []
+        if self._tuples is not None and _opened(state, leaves) == self._tuples:
+            return leaves
         form, leaves = Form.of(state)
         return leaves if form == self else None
 
     def state(self, leaves: Sequence[Any]) -> Any:
         """The state with these leaves."""
-        if self._named is not None:
-            return self._named._make(leaves)
+        if self._tuples is not None:
+            return _filled(self._tuples, iter(leaves))
         supply = iter(leaves)
         found = []
         for kind in self.kinds:
@@ -81,6 +84,23 @@ class Form:
             else:
                 found.append(next(supply))
         return tree_unflatten(found, self.structure)
+
+
+def _opened(tree: Any, leaves: list[Any], kinds: Iterator[tuple[Any, ...]] | None = None) -> tuple[Any, ...]:
+    """The pattern of nested tuples with the kinds of leaves, these or their own; the leaves are added to a list."""
+    if isinstance(tree, tuple):
+        return (type(tree), *[_opened(part, leaves, kinds) for part in tree])
+    leaves.append(tree)
+    return _kind(tree) if kinds is None else next(kinds)
+
+
+def _filled(pattern: tuple[Any, ...], leaves: Iterator[Any]) -> Any:
+    """Nested tuples of a pattern with these leaves."""
+    kind, *parts = pattern
+    if isinstance(kind, str):
+        return next(leaves)
+    found = [_filled(part, leaves) for part in parts]
+    return kind._make(found) if hasattr(kind, "_make") else kind(found)
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
