@@ -179,3 +179,20 @@ def test_the_command_line_starts_itself_again_for_a_portable_run(tmp_path):
     table = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert table["run"]["portable"] is True
     assert table["federation"]["mode"] == "vmap"
+
+
+@pytest.mark.parametrize(("variable", "told"), [(None, dict(machine.MALLOC)), ("MALLOC_ARENA_MAX", {})])
+def test_freed_memory_is_kept_unless_the_environment_says_how(monkeypatch, variable, told):
+    for name in [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]:
+        monkeypatch.delenv(name)
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    heard = {}
+
+    class Library:
+        mallopt = staticmethod(heard.__setitem__)
+
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Library)
+    monkeypatch.setattr(machine.system, "libc_ver", lambda: ("glibc", "2.36"))
+    machine.keep_memory.__wrapped__()
+    assert heard == told

@@ -43,6 +43,10 @@ LATE = (
 )
 
 
+MALLOC = {-3: 32 << 20, -1: 256 << 20}
+"""What glibc's mallopt is told: M_MMAP_THRESHOLD, its largest value, and M_TRIM_THRESHOLD, both in bytes."""
+
+
 class NotPortable(UsageError):
     """A portable run in a process whose kernels are not held; the command line starts itself again."""
 
@@ -68,6 +72,21 @@ def environment(portable: bool) -> dict[str, str]:
         portable: whether to hold kernels that Intel and AMD share; else a branch that the caller has set is kept.
     """
     return {VARIABLE: "1", **PORTABLE} if portable else {"MKL_CBWR": os.environ.get("MKL_CBWR", BRANCH)}
+
+
+@cache
+def keep_memory() -> None:
+    """Let the C library keep memory that is freed, up to 256 MiB, instead of returning it to the system.
+
+    Each round allocates what the one before it freed. Where that went back to the system, every page is zeroed and
+    mapped again: 9,000 pages per epoch of FedNest, which took a fifth of its time. Only glibc is told, and not where
+    the environment has settings of its own for it.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    if system.libc_ver()[0] == "glibc":
+        for parameter, value in MALLOC.items():
+            ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def hold() -> None:

@@ -61,9 +61,9 @@ def test_a_recorded_round_is_the_round(
     program: Any = Interpreted(first.graph)
     for t in range(3):  # one recording serves all rounds
         draw = root.round(t)
-        form, leaves = Form.of(state)
         fed = parts.fed.begin(t + 1, draw)
-        assert first.fits(fed, form)
+        leaves = first.leaves(fed, state)
+        assert leaves is not None
         before = parts.fed.ledger.as_dict()
         fast = first.run(program, fed, leaves, draw)
         moved = _difference(parts.fed.ledger.as_dict(), before)

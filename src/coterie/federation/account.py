@@ -93,8 +93,10 @@ class Account:
 
     def merge(self, other: "Account") -> None:
         """Add what another account holds."""
-        for (viewer, what, cause), seen in other._entries.items():
-            self.add(viewer, cause, seen.numbers, what=what, clients=seen.clients)
+        for key, seen in other._entries.items():
+            known = self._entries.get(key)
+            if known != seen:
+                self._entries[key] = seen if known is None else seen.plus(known)
 
     def rows(self, viewer: Viewer | None = None) -> Iterator[Row]:
         """All lines, those of the server first; that it knows the sizes of clients is always among them."""

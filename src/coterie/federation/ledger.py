@@ -1,6 +1,7 @@
 """What was moved and computed. Entries are derived from the values that the verbs send, never typed in."""
 
 from collections.abc import Mapping
+from operator import add
 from typing import Any, NamedTuple
 
 from coterie.federation.account import Account
@@ -21,7 +22,7 @@ class Entry(NamedTuple):
 
     def plus(self, other: "Entry") -> "Entry":
         """Field by field."""
-        return Entry(*(a + b for a, b in zip(self, other, strict=True)))
+        return Entry(*map(add, self, other))
 
 
 class Wire(NamedTuple):

@@ -19,6 +19,7 @@ from coterie.federation import mapped
 from coterie.federation.mapped import Collate
 from coterie.federation.points import touched
 from coterie.numerics import Draw
+from coterie.numerics.tracing import recording
 
 Columns = tuple[Tensor, ...]
 GATHERED = 64 << 20  # bytes
@@ -74,7 +75,7 @@ class Rows:
     def at(self, index: Tensor) -> Batch:
         """As `take`, without counting the rows; for a step that is compiled, whose caller counts them."""
         keys = None if self.key is None else Draw(self.key).of_batch(index)
-        return Batch(self._columns_at(index), keys=keys)
+        return Batch(self._columns_at(self._numbers(index)), keys=keys)
 
     def count_batch(self, index: Tensor) -> None:
         """Count the rows of a batch."""
@@ -89,8 +90,14 @@ class Rows:
         assert self.key is not None
         return Draw(self.key).client(torch.arange(start, stop, device=self.key.device)).key
 
-    def _columns_at(self, index: Tensor) -> Columns:
-        rows = self.offset + index
+    def _numbers(self, index: Tensor) -> Tensor:
+        """Where rows lie in the columns. A recording chooses among all of them: what is computed of all rows anyway
+        need then not be computed of a batch again (`coterie.numerics.rewriting`)."""
+        if recording() and not self.ragged and not self.whole and index.dim() == 1:
+            return (self.offset + torch.arange(0, self.capacity, device=self.offset.device)).gather(0, index)
+        return self.offset + index
+
+    def _columns_at(self, rows: Tensor) -> Columns:
         if mapped.is_mapped(self.columns):
             return mapped.fetch(self.columns, rows)
         return tuple(_at(c, rows) for c in self.columns)
@@ -125,7 +132,8 @@ class Rows:
                 columns = tuple(c[start:stop] for c in self.whole)
             else:
                 index = torch.arange(start, stop, device=device)
-                columns = self._columns_at(torch.minimum(index, self.count - 1) if self.ragged else index)
+                real = torch.minimum(index, self.count - 1) if self.ragged else index
+                columns = self._columns_at(self.offset + real)
                 weight = (index < self.count).to(_float_of(self.columns)) if self.ragged else None
             yield Batch(columns, weight, keys)
 

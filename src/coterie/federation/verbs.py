@@ -48,11 +48,12 @@ class Participation:
 
     def draw(self, n: int, draw: Draw) -> Tensor:
         """The active ids, ascending."""
+        everyone = torch.arange(n, device=draw.key.device)
+        if self.count is None and self.probability >= 1.0:
+            return everyone
+        draw = draw.phase("participation")
         if self.count is not None:
             return draw.subset(n, min(self.count, n))
-        everyone = torch.arange(n, device=draw.key.device)
-        if self.probability >= 1.0:
-            return everyone
         return everyone[draw.bernoulli(self.probability, n)]
 
 
@@ -159,7 +160,7 @@ class Federation:
 
     def begin(self, round: int, draw: Draw) -> "Federation":
         """The view for one round: its number, and its active set."""
-        return replace(self, round=round).sample(draw=draw)
+        return replace(self, round=round, ids=self.participation.draw(self.n, draw))
 
     def sample(self, *, probability: float | None = None, count: int | None = None, draw: Draw) -> "Federation":
         """The view on a new active set; nothing is moved.
@@ -176,7 +177,7 @@ class Federation:
             chosen = self.participation
         else:
             chosen = Participation(1.0 if probability is None else probability, count)
-        return replace(self, ids=chosen.draw(self.n, draw.phase("participation")))
+        return replace(self, ids=chosen.draw(self.n, draw))
 
     def parts(self, groups: Mapping[Key, Tensor]) -> Iterator[tuple[Key, "Federation"]]:
         """One view per group of clients, on those of them that are active; groups without any are left out.

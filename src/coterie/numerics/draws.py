@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from math import prod, tau
 from zlib import crc32
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.numerics.control import transformed
@@ -42,6 +44,19 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ _shift(x, 30)) * _FACTOR1
     x = (x ^ _shift(x, 27)) * _FACTOR2
     return x ^ _shift(x, 31)
+
+
+def _mix_array(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`_mix` of unsigned words."""
+    for bits, factor in ((30, _MIX1), (27, _MIX2)):
+        x = x ^ (x >> np.uint64(bits))
+        x *= np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether a tensor's numbers lie in this process's memory, with nothing around that must see the operations."""
+    return type(x) is Tensor and x.device.type == "cpu" and not transformed() and not recording()
 
 
 def _mix_word(x: int) -> int:
@@ -98,11 +113,12 @@ class Draw:
 
     def _fold(self, coordinate: str, value: int | Tensor) -> "Draw":
         tag = _COORDINATES[coordinate]
-        if self.key.dim() == 0 and self.key.device.type == "cpu" and not transformed() and not recording():
+        if self.key.dim() == 0 and _plain(self.key):
             # in Python's integers: a single key is not worth twenty tensor operations
             salted = _mix_word((int(self.key) * _GOLDEN + tag) & _WORD)
             if not isinstance(value, Tensor) or value.dim() == 0:
-                return Draw(torch.tensor(_signed(_mix_word(salted ^ (int(value) & _WORD)))), label=self.label)
+                mixed = _signed(_mix_word(salted ^ (int(value) & _WORD)))
+                return Draw(torch.scalar_tensor(mixed, dtype=torch.int64), label=self.label)
             return Draw(_mix(value.to(torch.int64) ^ _signed(salted)), label=self.label)
         # A vector of int32 ids would otherwise turn the scalar key into int32.
         word = value.to(torch.int64) if isinstance(value, Tensor) else _signed(int(value))
@@ -110,8 +126,15 @@ class Draw:
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words of shape key.shape + shape."""
-        words = _mix(self.key[..., None] + _slots(prod(shape), self.key.device))
+        count = prod(shape)
+        if count <= len(_SLOTS) and self.key.dim() == 0 and _plain(self.key):
+            return torch.from_numpy(self._words(count).view(np.int64)).view(shape)
+        words = _mix(self.key[..., None] + _slots(count, self.key.device))
         return words.reshape((*self.key.shape, *shape))
+
+    def _words(self, count: int) -> NDArray[np.uint64]:
+        """The first words of a single key, by numpy: it starts an operation in a fraction of torch's time."""
+        return _mix_array(_SLOTS[:count].numpy().view(np.uint64) + np.uint64(int(self.key) & _WORD))
 
     def uniform(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform on [0, 1), with every bit of the dtype's mantissa random."""
@@ -159,4 +182,9 @@ class Draw:
 
     def subset(self, n: int, size: int, count: int | Tensor | None = None) -> Tensor:
         """size distinct numbers below n (below count, if given), ascending."""
+        if count is None and 0 < size <= n <= len(_SLOTS) and self.key.dim() == 0 and _plain(self.key):
+            words = self._words(n) >> np.uint64(1)
+            chosen = np.flatnonzero(words <= np.partition(words, size - 1)[size - 1])
+            if len(chosen) == size:  # unless two words are equal: the order decides
+                return torch.from_numpy(chosen)
         return self.permutation(n, count)[..., :size].sort(dim=-1).values

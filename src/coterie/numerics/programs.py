@@ -28,10 +28,13 @@ from platformdirs import user_cache_path
 from torch import Tensor
 from torch.func import functionalize
 
+from coterie.machine import keep_memory
+from coterie.numerics.rewriting import looked_up, once
 from coterie.numerics.tracing import Unbuildable, Untraceable, recorded
 
 FOLDER = "COTERIE_COMPILED"  # environment variable: another folder for compiled programs
 NODES = 6000  # operations of a graph; more take the compiler many minutes
+SHARED = 1 << 24  # bytes of values that share one allocation; hundreds of small ones cost a tenth of a short round
 FEW = 1024  # numbers of a constant that are compared
 KNOWN = {"torch", "device", "inf", "nan"}  # what the text of a graph may refer to
 Form = tuple[str, list[int]]
@@ -44,10 +47,23 @@ class Graph(NamedTuple):
     forms: tuple[Form, ...]
     constants: tuple[Tensor, ...]
     nodes: int
+    bytes: int  # of all values that are computed
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How it is compiled. A few small values share one allocation; large ones are freed as soon as possible."""
+        return {**OPTIONS, "memory_planning": self.bytes <= SHARED}
 
     def key(self, threads: int) -> str:
         """The name of the program, the same wherever it would be the same."""
-        about = [self.text, self.forms, torch.__version__, torch.backends.cpu.get_cpu_capability(), threads, OPTIONS]
+        about = [
+            self.text,
+            self.forms,
+            torch.__version__,
+            torch.backends.cpu.get_cpu_capability(),
+            threads,
+            self.options,
+        ]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
@@ -83,7 +99,9 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     shapes = (getattr(node.meta.get("val"), "shape", ()) for node in second.graph.nodes)
     if not all(type(length) is int for shape in shapes for length in shape):
         raise Untraceable("how long its tensors are depends on their numbers")
-    graph = _without_repetitions(second.graph)
+    graph = second.graph
+    once(graph)
+    looked_up(graph)
     nodes = len(graph.nodes)
     if nodes > NODES:
         raise Untraceable(f"it has more than {NODES} operations")
@@ -92,7 +110,15 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     names = {name for name in code.globals if re.search(rf"\b{name}\b", code.src)}
     if not names <= KNOWN or "self." in code.src:
         raise Untraceable(f"its graph refers to {', '.join(sorted(names - KNOWN)) or 'attributes'}")
-    return Graph(code.src, tuple(map(form, (*inputs, *constants))), constants, nodes)
+    made = (node for node in graph.nodes if node.op == "call_function" and not _is_view(node.target))
+    values = (node.meta.get("val") for node in made)
+    size = sum(value.nbytes for value in values if isinstance(value, Tensor))
+    return Graph(code.src, tuple(map(form, (*inputs, *constants))), constants, nodes, size)
+
+
+def _is_view(target: Any) -> bool:
+    """Whether an operation computes nothing."""
+    return getattr(target, "is_view", False)
 
 
 def _limited(function: Callable[..., Sequence[Tensor]]) -> Callable[..., Sequence[Tensor]]:
@@ -155,27 +181,6 @@ def _lifted(module: Any) -> tuple[Tensor, ...]:
     return tuple(constants)
 
 
-def _without_repetitions(graph: Any) -> Any:
-    """The graph with equal operations on equal operands done once; none of them writes in place."""
-    aten = torch.ops.aten
-    nothing = {aten.detach.default, aten.alias.default}
-    shaping = {aten.view.default, aten.expand.default, aten._unsafe_view.default}
-    seen: dict[str, Any] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        same_shape = node.target in shaping and node.meta["val"].shape == node.args[0].meta["val"].shape
-        if node.target in nothing or same_shape:
-            other = node.args[0]
-        else:
-            other = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)  # operands are there by name
-        if other is not node:
-            node.replace_all_uses_with(other)
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
-    return graph
-
-
 def _same(a: Tensor, b: Tensor) -> bool:
     """Whether two constants are one: the same memory, or a few equal numbers."""
     if form(a) != form(b):
@@ -187,6 +192,7 @@ class Program:
     """A compiled function. Inputs must have the forms that it was compiled for; what is not contiguous is copied."""
 
     def __init__(self, file: Path, graph: Graph) -> None:
+        keep_memory()
         self._runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
         self._constants = list(graph.constants)
 
@@ -226,7 +232,7 @@ class Builder:
         if shutil.which("g++") is None and shutil.which("clang++") is None and "CXX" not in os.environ:
             raise Unbuildable("there is no C++ compiler (g++ or clang++)")
         self._place = tempfile.mkdtemp(prefix="coterie-compile-")
-        order = {"text": graph.text, "forms": graph.forms, "threads": threads, "options": OPTIONS}
+        order = {"text": graph.text, "forms": graph.forms, "threads": threads, "options": graph.options}
         Path(self._place, "graph.json").write_text(json.dumps({**order, "file": str(self._file)}), encoding="utf-8")
         with Path(self._place, "log").open("wb") as log:
             self._process = subprocess.Popen(

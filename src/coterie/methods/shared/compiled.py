@@ -6,8 +6,9 @@ into the ledger depends on shapes alone; it is noted once and added each time. A
 assumed holds (all replies finite, no copies among them); where it does not, the round is run as it is written.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter, process_time
 from typing import Any
 
@@ -54,8 +55,27 @@ class Form:
                 kinds.append(_kind(leaf))
         return Form(structure, tuple(kinds)), opened
 
+    @cached_property
+    def _tuples(self) -> Any:
+        """The pattern of states that are leaves in nested tuples, which need no walk by pytree; None for all others."""
+        marks = [object() for _ in range(self.structure.num_leaves)]
+        leaves: list[Any] = []
+        pattern = _opened(tree_unflatten(marks, self.structure), leaves, iter(self.kinds))
+        plain = all(kind[0] != "memory" for kind in self.kinds)
+        return pattern if plain and leaves == marks else None
+
+    def leaves(self, state: Any) -> list[Any] | None:
+        """The leaves of a state of this form; None where it has another."""
+        leaves: list[Any] = []
+        if self._tuples is not None and _opened(state, leaves) == self._tuples:
+            return leaves
+        form, leaves = Form.of(state)
+        return leaves if form == self else None
+
     def state(self, leaves: Sequence[Any]) -> Any:
         """The state with these leaves."""
+        if self._tuples is not None:
+            return _filled(self._tuples, iter(leaves))
         supply = iter(leaves)
         found = []
         for kind in self.kinds:
@@ -64,6 +84,23 @@ class Form:
             else:
                 found.append(next(supply))
         return tree_unflatten(found, self.structure)
+
+
+def _opened(tree: Any, leaves: list[Any], kinds: Iterator[tuple[Any, ...]] | None = None) -> tuple[Any, ...]:
+    """The pattern of nested tuples with the kinds of leaves, these or their own; the leaves are added to a list."""
+    if isinstance(tree, tuple):
+        return (type(tree), *[_opened(part, leaves, kinds) for part in tree])
+    leaves.append(tree)
+    return _kind(tree) if kinds is None else next(kinds)
+
+
+def _filled(pattern: tuple[Any, ...], leaves: Iterator[Any]) -> Any:
+    """Nested tuples of a pattern with these leaves."""
+    kind, *parts = pattern
+    if isinstance(kind, str):
+        return next(leaves)
+    found = [_filled(part, leaves) for part in parts]
+    return kind._make(found) if hasattr(kind, "_make") else kind(found)
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
@@ -116,18 +153,17 @@ class RecordedRound:
             return [*(v for v, place in zip(values, self._kept, strict=True) if place is None), holds]
 
         self.graph: Graph = record(round, [t.contiguous() for t in self._inputs(leaves, fed, draw)])
-        self._after: Form = after[0]
         self._leaves: list[Any] = [None if isinstance(leaf, Tensor) else leaf for leaf in after[1]]
         moved = any(isinstance(leaf, Counter) and leaf.of != i for i, leaf in enumerate(self._leaves))
-        if self._after != self.form or moved:
+        if after[0] != self.form or moved:
             raise Untraceable("the state changes its form from round to round")
 
     def _inputs(self, leaves: Sequence[Any], fed: Federation, draw: Draw) -> list[Tensor]:
         return [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), draw.key, *([] if self.everyone else [fed.ids])]
 
-    def fits(self, fed: Federation, form: Form) -> bool:
-        """Whether a round is of this form."""
-        return len(fed.ids) == self.clients and form == self.form
+    def leaves(self, fed: Federation, state: Any) -> list[Any] | None:
+        """The leaves of a state before a round of this form; None for any other round."""
+        return self.form.leaves(state) if len(fed.ids) == self.clients else None
 
     def run(self, program: Program, fed: Federation, leaves: Sequence[Any], draw: Draw) -> Any:
         """The state after the round, by the program; None where it must be run as it is written.
@@ -149,7 +185,7 @@ class RecordedRound:
             next(tensors) if isinstance(before, Tensor) else leaf.at(before) if isinstance(leaf, Counter) else leaf
             for leaf, before in zip(self._leaves, leaves, strict=True)
         ]
-        return self._after.state(found)
+        return self.form.state(found)
 
 
 def _symbol(leaf: Any, place: int) -> Any:
@@ -194,8 +230,8 @@ class CompiledRounds:
         assert self._builder is not None
         assert self._round is not None
         program, self._builder = self._builder.program(), None
-        form, leaves = Form.of(state)
-        if not self._round.fits(fed, form):
+        leaves = self._round.leaves(fed, state)
+        if leaves is None:
             raise Untraceable("the state or the number of clients has changed meanwhile")
 
         def plain() -> Any:
@@ -227,8 +263,8 @@ class CompiledRounds:
     def round(self, fed: Federation, state: Any, draw: Draw) -> Any:
         """One round, by the program where there is one that fits."""
         if self._program is not None and self._round is not None:
-            form, leaves = Form.of(state)
-            if self._round.fits(fed, form):
+            leaves = self._round.leaves(fed, state)
+            if leaves is not None:
                 after = self._round.run(self._program, fed, leaves, draw)
                 if after is not None:
                     return after
