@@ -1,5 +1,6 @@
 """Convolutions and pooling of our own: torch's values and derivatives, whichever kernel computes them."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from coterie.numerics import convolutions
-from coterie.numerics.convolutions import Geometry, convolution, max_pool
+from coterie.numerics.convolutions import Geometry, convolution, max_pool, unread_weight_gradients
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 CASES = {
@@ -92,6 +93,22 @@ def test_pooling_can_be_differentiated_twice():
     x = torch.randn(2, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     assert gradcheck(max_pool, (x,))
     assert gradgradcheck(max_pool, (x,))
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_gradients_that_are_not_read_have_the_right_derivatives(linear):
+    x, w, b = operands((2, 2, 5, 5), (3, 2, 3, 3), torch.contiguous_format)
+    v = torch.randn(w.shape, dtype=w.dtype, generator=torch.Generator().manual_seed(1))
+    found = []
+    for reading in (nullcontext(), unread_weight_gradients()):
+        loss = convolution(x, w, b, Geometry((1, 1), (1, 1)), linear=linear).tanh().sum()
+        with reading:
+            first = torch.autograd.grad(loss, w, create_graph=True)[0]
+            assert torch.autograd.grad(loss, w, retain_graph=True)[0].any()  # nothing will differentiate this one
+        found.append((first, torch.autograd.grad(first, w, v)[0]))
+    (value, product), (unread, same) = found
+    assert torch.equal(product, same)
+    assert torch.equal(unread, torch.zeros_like(value) if linear else value)
 
 
 def test_pooling_hands_on_what_is_no_number():

@@ -86,6 +86,18 @@ def test_parameters_that_forward_does_not_use_have_no_slope():
     assert plain.gradient(theta, some)[used].any()
 
 
+def test_weights_that_a_hook_makes_of_others_have_the_right_product():
+    layer = nn.Conv2d(1, 2, 3)
+    layer.raw = nn.Parameter(layer.weight.detach().clone())
+    del layer.weight
+    layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "weight", layer.raw**3))  # as weight_norm does
+    net = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)).double()
+    quick, some = task(net), batch((1, 8, 8), classes=3)
+    theta, v = quick.model.start, torch.linspace(-1.0, 1.0, quick.model.size, dtype=torch.float64)
+    ahead, behind = (quick.gradient(theta + e * v, some) for e in (1e-5, -1e-5))
+    torch.testing.assert_close(quick.hvp(theta, v, some), (ahead - behind) / 2e-5, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("channels", [8, 16])
 def test_channels_are_last_where_all_convolutions_have_many(channels):
     net = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, channels, 3))

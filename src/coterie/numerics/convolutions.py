@@ -18,6 +18,8 @@ None of this is for use under `vmap`.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +30,18 @@ PATCHES = 1 << 21  # bytes of patches at a time: they stay in the cache
 MANY_OUTPUTS = 256
 SMALL_IMAGE = 64  # pixels
 Pair = tuple[int, int]
+_READ: ContextVar[bool] = ContextVar("weight gradients are read", default=True)
+
+
+@contextmanager
+def unread_weight_gradients() -> Iterator[None]:
+    """Inside, gradients by weights are made to be differentiated again and not to be read, as in the first pass of a
+    Hessian-vector product: they are 0 instead of computed. Their derivatives are right."""
+    token = _READ.set(False)
+    try:
+        yield
+    finally:
+        _READ.reset(token)
 
 
 class Geometry(NamedTuple):
@@ -38,7 +52,7 @@ class Geometry(NamedTuple):
     dilation: Pair = (1, 1)
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, linear: bool = False) -> Tensor:
     """x ∗ w + b, [n, outputs, h', w'], in the layout of x.
 
     Args:
@@ -46,6 +60,8 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
         weight: [outputs, channels, kernel height, kernel width].
         bias: [outputs], or None.
         geometry: stride, border and dilation.
+        linear: whether the weights depend linearly on what is differentiated by: only then `unread_weight_gradients`
+            holds for them.
 
     Example:
         >>> x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2)
@@ -53,24 +69,26 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geomet
         tensor([[[[4., 4.],
                   [4., 4.]]]])
     """
-    return _Convolution.apply(x, weight, bias, geometry)  # type: ignore[no-untyped-call]
+    return _Convolution.apply(x, weight, bias, geometry, linear)  # type: ignore[no-untyped-call]
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, linear: bool) -> Tensor:
         ctx.save_for_backward(x, w)
-        ctx.geometry = geometry
+        ctx.geometry, ctx.linear = geometry, linear
         return F.conv2d(x, w, b, *geometry)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        by_x, by_w, by_b, _ = ctx.needs_input_grad
+        by_x, by_w, by_b, _, _ = ctx.needs_input_grad
+        read = _READ.get() or not (ctx.linear and torch.is_grad_enabled())
         return (
             _input_gradient(g, w, x.shape, ctx.geometry) if by_x else None,
-            _weight_gradient(x, g, w.shape, ctx.geometry) if by_w else None,
+            _weight_gradient(x, g, w.shape, ctx.geometry, read=read) if by_w else None,
             g.sum((0, 2, 3)) if by_b else None,
+            None,
             None,
         )
 
@@ -98,15 +116,17 @@ class _InputGradient(torch.autograd.Function):
         )
 
 
-def _weight_gradient(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
-    return _WeightGradient.apply(x, g, shape, geometry)  # type: ignore[no-untyped-call]
+def _weight_gradient(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, *, read: bool = True) -> Tensor:
+    return _WeightGradient.apply(x, g, shape, geometry, read)  # type: ignore[no-untyped-call]
 
 
 class _WeightGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    def forward(ctx: Any, x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, read: bool) -> Tensor:
         ctx.save_for_backward(x, g)
         ctx.geometry = geometry
+        if not read:
+            return x.new_zeros(shape)
         if shape[1] == 1:
             return _by_grey_patches(x, g, shape, geometry)
         many = shape[0] >= MANY_OUTPUTS or g.shape[2] * g.shape[3] <= SMALL_IMAGE
@@ -117,10 +137,11 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
         x, g = ctx.saved_tensors
-        by_x, by_g, _, _ = ctx.needs_input_grad
+        by_x, by_g, _, _, _ = ctx.needs_input_grad
         return (
             _input_gradient(g, v, x.shape, ctx.geometry) if by_x else None,
             convolution(x, v, None, ctx.geometry) if by_g else None,
+            None,
             None,
             None,
         )
@@ -226,4 +247,4 @@ class _MaxPool(torch.autograd.Function):
         return g.new_zeros(n, channels, height * width).scatter(2, places, g.flatten(2)).view(ctx.shape)
 
 
-__all__ = ["Geometry", "convolution", "max_pool"]
+__all__ = ["Geometry", "convolution", "max_pool", "unread_weight_gradients"]

@@ -32,7 +32,9 @@ class NativeConv2d(nn.Conv2d):
         weight = self.weight
         if self.channels_last:
             x, weight = _channels_last(x), _channels_last(weight)
-        return convolution(x, weight, self.bias, Geometry(self.stride, self.padding, self.dilation))  # type: ignore[arg-type]
+        geometry = Geometry(self.stride, self.padding, self.dilation)  # type: ignore[arg-type]
+        # a hook (weight_norm) may have made the weight of other parameters; then it is none itself
+        return convolution(x, weight, self.bias, geometry, linear="weight" in self._parameters)
 
 
 class NativeMaxPool2d(nn.MaxPool2d):
