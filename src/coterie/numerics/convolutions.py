@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PATCHES = 1 << 21  # bytes of patches at a time: they stay in the cache
+PATCHES = 1 << 19  # bytes of patches at a time: they stay in the cache, and fresh memory is slow
 MANY_OUTPUTS = 256
 SMALL_IMAGE = 64  # pixels
 Pair = tuple[int, int]
