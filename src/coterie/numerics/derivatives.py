@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from coterie.numerics.control import differentiated, transformed
+from coterie.numerics.convolutions import unread_weight_gradients
 
 Loss = Callable[..., Tensor]
 
@@ -116,7 +117,9 @@ def native_hessian_vector(loss: Callable[[Tensor], Tensor], theta: Tensor, v: Te
     """∇² loss(θ) v by autograd alone; no vmap around it."""
     leaf = theta.detach().requires_grad_()
     with torch.enable_grad():
-        first = torch.autograd.grad(loss(leaf), leaf, create_graph=True)[0]
+        value = loss(leaf)
+        with unread_weight_gradients():
+            first = torch.autograd.grad(value, leaf, create_graph=True)[0]
         if not first.requires_grad:  # the loss is linear
             return torch.zeros_like(theta)
         return torch.autograd.grad(first, leaf, v, materialize_grads=True)[0]

@@ -19,8 +19,11 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coterie.errors import UsageError
+from coterie.numerics.control import transformed
+from coterie.numerics.tracing import recording
 from coterie.problems.models.layers import PatchConv2d
 from coterie.problems.models.masks import Masks
+from coterie.problems.models.native import with_native_layers
 from coterie.problems.models.probing import current_probe
 
 Inputs = Tensor | tuple[Tensor, ...]
@@ -68,9 +71,11 @@ class FlatModel:
 
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
         """Named views into θ."""
-        # one split, not a slice for each: the derivative of a slice is a vector as long as θ
-        parts = torch.split(theta, self._lengths)
-        return {name: part.view(shape) for (name, shape, _), part in zip(self._layout, parts, strict=True)}
+        if theta.requires_grad and not (transformed() or recording()):
+            views = _Views.apply(theta, self._lengths, [shape for _, shape, _ in self._layout])  # type: ignore[no-untyped-call]
+        else:
+            views = _views(theta, self._lengths, [shape for _, shape, _ in self._layout])
+        return {name: view for (name, _, _), view in zip(self._layout, views, strict=True)}
 
     def __call__(self, theta: Tensor, inputs: Inputs, keys: Tensor | None = None) -> Tensor:
         """The module's output at θ.
@@ -110,7 +115,8 @@ class FlatModel:
         try:
             module = idle.pop()  # in one operation, so that no two threads get the same
         except IndexError:
-            module = self._skeleton().train() if training else self._skeleton()
+            module = with_native_layers(self._skeleton())
+            module = module.train() if training else module
         try:
             yield module
         finally:
@@ -254,6 +260,33 @@ class FlatModel:
         skeleton = self._skeleton()
         fill(skeleton, buffers)
         return skeleton
+
+
+def _views(theta: Tensor, lengths: list[int], shapes: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
+    # one split, not a slice for each: the derivative of a slice is a vector as long as θ
+    return tuple(part.view(shape) for part, shape in zip(torch.split(theta, lengths), shapes, strict=True))
+
+
+class _Views(torch.autograd.Function):
+    """Views into θ whose gradients are written to their places at once: torch would bring those with channels last into
+    the usual layout first."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, lengths: list[int], shapes: list[tuple[int, ...]]) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.like, ctx.lengths, ctx.shapes = theta.new_empty(()), lengths, shapes
+        return _views(theta, lengths, shapes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        like, lengths = ctx.like, ctx.lengths
+        if torch.is_grad_enabled():  # it is differentiated again
+            parts = [like.new_zeros(n) if g is None else g.reshape(n) for n, g in zip(lengths, gradients, strict=True)]
+            return torch.cat(parts), None, None
+        whole = like.new_empty(sum(lengths))
+        for view, g in zip(_views(whole, lengths, ctx.shapes), gradients, strict=True):
+            view.zero_() if g is None else view.copy_(g)
+        return whole, None, None
 
 
 def _no_copies() -> dict[bool, list[nn.Module]]:

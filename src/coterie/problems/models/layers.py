@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coterie.numerics.control import transformed
+from coterie.numerics.tracing import recording
 
 
 class PatchConv2d(nn.Conv2d):
@@ -58,7 +59,9 @@ class BatchStatisticsNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         """Each channel at mean 0 and variance 1 over the batch, then scaled and shifted."""
         if not transformed():  # client after client torch's own is quicker; compilers need it contiguous
-            return F.batch_norm(x.contiguous(), None, None, self.weight, self.bias, training=True, eps=self.eps)
+            last = x.is_contiguous(memory_format=torch.channels_last) and not recording()
+            x = x if last else x.contiguous()
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         n, channels, height, width = x.shape
         z = x.transpose(0, 1).reshape(channels, -1)
         z = z - z.mean(1, keepdim=True)

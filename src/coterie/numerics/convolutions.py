@@ -1,0 +1,250 @@
+"""Convolutions and pooling for small batches, by the quickest kernels at hand, as often differentiable as one likes.
+
+A convolution is bilinear, and so are its two derivatives:
+
+    y = x ∗ w        dx = g ∗ᵀ w (the input's gradient)        dw = x ⋆ g (the weights' gradient)
+
+The derivatives of each of the three are made of the other two. So a Hessian-vector product needs these three kernels
+only, where torch derives its second derivatives by convolutions whose kernels are as large as images.
+
+Values are torch's own up to rounding. Which kernel computes dw follows from shapes and layouts alone, so a result has
+the same bits whenever it is computed again:
+
+- x has one channel (grey images): a matrix product of g with patches of x, of a few images at a time
+- x stores its channels last, and there are many outputs or small images: the same
+- else: torch's own kernel
+
+None of this is for use under `vmap`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PATCHES = 1 << 19  # bytes of patches at a time: they stay in the cache, and fresh memory is slow
+MANY_OUTPUTS = 256
+SMALL_IMAGE = 64  # pixels
+Pair = tuple[int, int]
+_READ: ContextVar[bool] = ContextVar("weight gradients are read", default=True)
+
+
+@contextmanager
+def unread_weight_gradients() -> Iterator[None]:
+    """Inside, gradients by weights are made to be differentiated again and not to be read, as in the first pass of a
+    Hessian-vector product: they are 0 instead of computed. Their derivatives are right."""
+    token = _READ.set(False)
+    try:
+        yield
+    finally:
+        _READ.reset(token)
+
+
+class Geometry(NamedTuple):
+    """Stride, border and dilation of a convolution, each by height and width."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair = (1, 1)
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, linear: bool = False) -> Tensor:
+    """x ∗ w + b, [n, outputs, h', w'], in the layout of x.
+
+    Args:
+        x: images, [n, channels, h, w].
+        weight: [outputs, channels, kernel height, kernel width].
+        bias: [outputs], or None.
+        geometry: stride, border and dilation.
+        linear: whether the weights depend linearly on what is differentiated by: only then `unread_weight_gradients`
+            holds for them.
+
+    Example:
+        >>> x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2)
+        >>> convolution(x, w, None, Geometry((1, 1), (0, 0)))
+        tensor([[[[4., 4.],
+                  [4., 4.]]]])
+    """
+    return _Convolution.apply(x, weight, bias, geometry, linear)  # type: ignore[no-untyped-call]
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, linear: bool) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.geometry, ctx.linear = geometry, linear
+        return F.conv2d(x, w, b, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        by_x, by_w, by_b, _, _ = ctx.needs_input_grad
+        read = _READ.get() or not (ctx.linear and torch.is_grad_enabled())
+        return (
+            _input_gradient(g, w, x.shape, ctx.geometry) if by_x else None,
+            _weight_gradient(x, g, w.shape, ctx.geometry, read=read) if by_w else None,
+            g.sum((0, 2, 3)) if by_b else None,
+            None,
+            None,
+        )
+
+
+def _input_gradient(g: Tensor, w: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    return _InputGradient.apply(g, w, shape, geometry)  # type: ignore[no-untyped-call]
+
+
+class _InputGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, w: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+        ctx.save_for_backward(g, w)
+        ctx.geometry = geometry
+        return _torchs(g, _like(g, shape), w, geometry, (True, False, False))[0]
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        g, w = ctx.saved_tensors
+        by_g, by_w, _, _ = ctx.needs_input_grad
+        return (
+            convolution(v, w, None, ctx.geometry) if by_g else None,
+            _weight_gradient(v, g, w.shape, ctx.geometry) if by_w else None,
+            None,
+            None,
+        )
+
+
+def _weight_gradient(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, *, read: bool = True) -> Tensor:
+    return _WeightGradient.apply(x, g, shape, geometry, read)  # type: ignore[no-untyped-call]
+
+
+class _WeightGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, read: bool) -> Tensor:
+        ctx.save_for_backward(x, g)
+        ctx.geometry = geometry
+        if not read:
+            return x.new_zeros(shape)
+        if shape[1] == 1:
+            return _by_grey_patches(x, g, shape, geometry)
+        many = shape[0] >= MANY_OUTPUTS or g.shape[2] * g.shape[3] <= SMALL_IMAGE
+        if many and x.is_contiguous(memory_format=torch.channels_last):
+            return _by_patches(x, g, shape, geometry)
+        return _torchs(g, x, _like(x, shape), geometry, (False, True, False))[1]
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        x, g = ctx.saved_tensors
+        by_x, by_g, _, _, _ = ctx.needs_input_grad
+        return (
+            _input_gradient(g, v, x.shape, ctx.geometry) if by_x else None,
+            convolution(x, v, None, ctx.geometry) if by_g else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _torchs(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, wanted: tuple[bool, bool, bool]) -> Any:
+    return torch.ops.aten.convolution_backward(g, x, w, None, *geometry, False, (0, 0), 1, wanted)
+
+
+def _like(other: Tensor, shape: torch.Size) -> Tensor:
+    """A tensor of which only the shape and the layout, that of the other, are looked at."""
+    last = other.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=other.dtype, device=other.device, memory_format=layout)
+
+
+def _by_patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """Channels are stored last, so a row of a patch is one run of numbers."""
+    outputs, channels, height, width = shape
+    rows, columns = g.shape[2:]
+    slopes = g.permute(0, 2, 3, 1).reshape(-1, rows * columns, outputs)
+    patches = _patches(x, g, shape, geometry).permute(0, 4, 5, 2, 3, 1)
+    size = height * width * channels
+    total: Tensor | None = None
+    for i, some in _blocks(patches):
+        pair = slopes[i : i + len(some)].flatten(0, 1).T, some.reshape(-1, size)
+        total = pair[0] @ pair[1] if total is None else total.addmm_(*pair)
+    assert total is not None
+    return total.view(outputs, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _by_grey_patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """There is one channel, so runs are made as long as an image is wide: first all images for one place in the kernel,
+    then for the next."""
+    outputs, size = shape[0], shape[2] * shape[3]
+    patches = _patches(x, g, shape, geometry)[:, 0]
+    last = g.is_contiguous(memory_format=torch.channels_last)
+    total = x.new_zeros(size, outputs)
+    for i, some in _blocks(patches):
+        slopes = g[i : i + len(some)]
+        if last:
+            total.addmm_(some.permute(1, 2, 0, 3, 4).reshape(size, -1), slopes.permute(0, 2, 3, 1).reshape(-1, outputs))
+        else:
+            total += torch.bmm(some.reshape(len(some), size, -1), slopes.flatten(2).mT).sum(0)
+    return total.T.reshape(shape)
+
+
+def _patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """What the kernel sees of padded images, without a copy: [n, channels, kernel height, width, h', w']."""
+    stride, padding, dilation = geometry
+    border = (padding[1], padding[1], padding[0], padding[0])
+    if x.is_contiguous(memory_format=torch.channels_last):
+        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, *border)).permute(0, 3, 1, 2)
+    else:
+        x = F.pad(x, border)
+    n, channels, down, right = x.stride()
+    steps = (down * dilation[0], right * dilation[1], down * stride[0], right * stride[1])
+    return x.as_strided((len(x), *shape[1:], *g.shape[2:]), (n, channels, *steps))
+
+
+def _blocks(patches: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The patches of a few images at a time, and the number of the first of these."""
+    size = max(1, PATCHES // max(1, patches[:1].numel() * patches.element_size()))
+    return ((i, patches[i : i + size]) for i in range(0, len(patches), size))
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """The largest number of every 2 × 2 pixels, [n, channels, h / 2, w / 2]; a last odd row or column is left out.
+
+    For images with channels outermost, where torch's own takes several times as long. Among equal numbers the gradient
+    goes to the first one, as torch has it.
+
+    Args:
+        x: images, [n, channels, h, w].
+
+    Example:
+        >>> max_pool(torch.tensor([[[[1.0, 2.0], [4.0, 3.0]]]]))
+        tensor([[[[4.]]]])
+    """
+    return _MaxPool.apply(x)  # type: ignore[no-untyped-call]
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        rows, columns = x.shape[2] // 2, x.shape[3] // 2
+        x = x[..., : 2 * rows, : 2 * columns]
+        left, right = x[..., 0::2], x[..., 1::2]
+        wider = torch.maximum(left, right)
+        above, below = wider[..., 0::2, :], wider[..., 1::2, :]
+        lower, on_right = below > above, right > left
+        column = (on_right[..., 1::2, :] & lower) | (on_right[..., 0::2, :] > lower)  # `where` takes far longer
+        corner = torch.arange(0, 2 * columns, 2) + ctx.shape[3] * torch.arange(0, 2 * rows, 2)[:, None]
+        places = corner + column.long()
+        ctx.save_for_backward(places.add_(lower.long(), alpha=ctx.shape[3]).flatten(2))
+        return torch.maximum(above, below)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        n, channels, height, width = ctx.shape
+        (places,) = ctx.saved_tensors
+        return g.new_zeros(n, channels, height * width).scatter(2, places, g.flatten(2)).view(ctx.shape)
+
+
+__all__ = ["Geometry", "convolution", "max_pool", "unread_weight_gradients"]
