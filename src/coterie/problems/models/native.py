@@ -3,8 +3,8 @@
 oneDNN's convolutions and torch's batch norm and max pooling are quicker where channels are stored last. So in networks
 of torch's layers alone, whose convolutions all have many outputs, images are stored so from the first convolution on.
 A forward that others wrote may rely on the usual layout (`x.view(n, -1)`), and images with few channels are quicker in
-it. There max pooling is coterie's own. Under vmap, while operations are recorded, and on other devices layers do what
-torch's do.
+it. There max pooling is coterie's own. Under vmap, while operations are recorded, in portable processes and on other
+devices layers do what torch's do.
 """
 
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from coterie.machine import wanted
 from coterie.numerics.control import transformed
 from coterie.numerics.convolutions import Geometry, convolution, max_pool
 from coterie.numerics.tracing import recording
@@ -52,6 +53,8 @@ def with_native_layers(module: M) -> M:
     Args:
         module: a module that nobody else uses.
     """
+    if wanted():  # oneDNN, for which this is made, is off there
+        return module
     parts = list(module.modules())
     for part in parts:
         if _is_plain_convolution(part):
