@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from coterie.errors import UsageError
 from coterie.problems.models.layers import PatchConv2d
 from coterie.problems.models.masks import Masks
+from coterie.problems.models.perceptron import Perceptron
 from coterie.problems.models.probing import current_probe
 
 Inputs = Tensor | tuple[Tensor, ...]
@@ -63,6 +64,7 @@ class FlatModel:
         self._activations: dict[Hashable, int] = {}
         self.affine = _is_affine(self._module)
         self.linear = self.affine and _with_offset(self._module)
+        self.perceptron = None if self._tied else Perceptron.of(self._module)
         self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.size = len(self.start)
 
@@ -89,6 +91,8 @@ class FlatModel:
             self.attention |= masks.attention
             probe.append(output)
             return output
+        if self.perceptron is not None and self.perceptron.takes(inputs):
+            return self.perceptron.outputs(theta, inputs)
         if keys is None or not self.dropout:
             with self._copy() as module:
                 return self.run(module, theta, inputs)
