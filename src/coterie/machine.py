@@ -9,7 +9,6 @@ both vendors: on AMD it takes every other name for AUTO), ATen's AVX2 kernels, n
 one thread.
 """
 
-import ctypes
 import os
 import platform as system
 import sys
@@ -159,6 +158,8 @@ def _has_mkl() -> bool:
 
 def _mkl(own: str, public: str, argument: int) -> int | None:
     """The answer of a function of MKL, wherever it is linked into torch."""
+    import ctypes
+
     import torch
 
     inside = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

@@ -82,7 +82,7 @@ class Perceptron(NamedTuple):
 
     def _layers(self, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Each layer's matrix and offset, views into θ."""
-        parts = torch.split(theta, [length for rows, columns in self.shapes for length in (rows * columns, rows)])
+        parts = theta.split_with_sizes([length for rows, columns in self.shapes for length in (rows * columns, rows)])
         return [(W.view(shape), b) for shape, W, b in zip(self.shapes, parts[::2], parts[1::2], strict=True)]
 
 
