@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from test_conformance import FIRST, Case, sampled, size
+from test_conformance import FEW, FIRST, Case, sampled, size
 from torch import Tensor
 
 from coterie.experiment.build import Parts, assemble
@@ -37,16 +37,16 @@ def parts_of(method: str, problem: str, federation: dict[str, Any] | None = None
 
 
 CASES = [
-    ("fedavg", "friends", {}, {}),
-    ("fedavg", "friends", {"count": 4}, {}),
-    ("fedadam", "friends", {}, {}),
-    ("fedprox", "friends", {}, {}),
+    ("fedavg", "friends", {}, FEW),
+    ("fedavg", "friends", {"count": 4}, FEW),
+    ("fedadam", "friends", {}, FEW),
+    ("fedprox", "friends", {}, FEW),
     ("meritfed", "friends", {"screen_copies": True}, {}),
     ("meritfed", "mean-estimation", {}, {"mirror_step": 3.5}),
-    ("ditto", "friends", {}, {}),
+    ("ditto", "friends", {}, FEW),
     ("soba", "nested-quadratic", {}, {"step": 0.1, "outer_step": 0.1}),
-    ("fednest", "nested-quadratic", {}, {"step": 0.1, "outer_step": 0.1, "lipschitz": 10.0, "terms": 3}),
-    ("scaffold", "friends", {}, {}),
+    ("fednest", "nested-quadratic", {}, {"step": 0.1, "outer_step": 0.1, "lipschitz": 10.0, "terms": 3, **FEW}),
+    ("scaffold", "friends", {}, FEW),
 ]
 
 

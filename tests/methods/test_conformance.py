@@ -39,8 +39,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedlaw": {**FEW, "weight_steps": 3},
 }
 """Settings that save time, or that a method needs on small problems."""
-BRIEF = {"terms": 3}
-"""More such settings, for every method that has them; the stored digests are older."""
+BRIEF = {"terms": 3, "local_steps": 2}
+"""More such settings, for every method whose default is larger; the stored digests are older."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
 
@@ -106,8 +106,8 @@ class Case:
                     "baselines": [],
                 },
                 "method": {
-                    **QUICK.get(self.method, {}),
                     **(self._shortened if self.brief else {}),
+                    **QUICK.get(self.method, {}),
                     **(checks.full_batches(method_entry(self.method).make) if full else {}),
                 },
                 "problem": size(self.problem),
@@ -118,7 +118,8 @@ class Case:
     @property
     def _shortened(self) -> dict[str, Any]:
         known = signature(method_entry(self.method).make).parameters
-        return {key: value for key, value in BRIEF.items() if key in known}
+        defaults = {key: known[key].default for key in BRIEF if key in known}
+        return {key: BRIEF[key] for key, value in defaults.items() if isinstance(value, int) and value > BRIEF[key]}
 
     @property
     def dtypes(self) -> tuple[checks.Dtype, ...]:
