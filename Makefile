@@ -19,10 +19,10 @@ quick: $(VENV)/.installed-dev lint
 	$(BIN)/python -m pytest --quiet --numprocesses 2 $(QUICK)
 
 test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test-all: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest --numprocesses auto -m ""
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m ""
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

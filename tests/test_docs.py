@@ -109,28 +109,29 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 SNIPPETS = [snippet for page in PAGES for snippet in snippets(page)]
 
 
-@pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Reader]:
-    return {page: Reader(page, tmp_path_factory.mktemp("page")) for page in PAGES}
-
-
 LONG_PAGES = {"own-data.md"}  # its first commands are README's, and take a minute
 
 
+def runs(snippet: Snippet) -> bool:
+    """Whether there is something to run: Python, or a `coterie …` line; and no reason against it."""
+    return snippet.reason is None and (snippet.kind == "python" or any(commands(snippet.text)))
+
+
 def cases() -> list[Any]:
+    """The pages that have something to run."""
     return [
-        pytest.param(one, id=one.place, marks=[pytest.mark.slow] if one.page.name in LONG_PAGES else [])
-        for one in SNIPPETS
+        pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page.name in LONG_PAGES else [])
+        for page in PAGES
+        if any(map(runs, snippets(page)))
     ]
 
 
-@pytest.mark.parametrize("snippet", cases())
-def test_snippet(snippet: Snippet, readers: dict[Path, Reader]) -> None:
-    if snippet.reason is not None:
-        pytest.skip(snippet.reason)
-    if snippet.kind != "python" and not list(commands(snippet.text)):
-        pytest.skip("no `coterie …` line")
-    readers[snippet.page].read_to(snippet)
+@pytest.mark.parametrize("page", cases())
+def test_snippets(page: Path, tmp_path: Path) -> None:
+    """Page by page: a snippet needs those before it, which another process would have to run again."""
+    reader = Reader(page, tmp_path)
+    for snippet in filter(runs, snippets(page)):
+        reader.read_to(snippet)
 
 
 def test_the_readme_shows_the_library_and_the_command_line() -> None:

@@ -9,7 +9,6 @@ both vendors: on AMD it takes every other name for AUTO), ATen's AVX2 kernels, n
 one thread.
 """
 
-import ctypes
 import os
 import platform as system
 import sys
@@ -85,6 +84,8 @@ def keep_memory() -> None:
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return
     if system.libc_ver()[0] == "glibc":
+        import ctypes
+
         for parameter, value in MALLOC.items():
             ctypes.CDLL(None).mallopt(parameter, value)
 
@@ -178,6 +179,8 @@ def _has_mkl() -> bool:
 
 def _mkl(own: str, public: str, argument: int) -> int | None:
     """The answer of a function of MKL, wherever it is linked into torch."""
+    import ctypes
+
     import torch
 
     inside = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

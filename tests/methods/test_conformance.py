@@ -1,13 +1,14 @@
 """What every registered method must keep, on small problems that it fits. Registering a method puts it in here."""
 
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coterie.experiment.build import Parts, assemble
+from coterie.experiment.build import Parts, assemble, make_problem
 from coterie.experiment.config import Config, resolve
 from coterie.experiment.loop import Result, run_rounds
 from coterie.methods.registry import METHODS, MethodEntry, method_entry
@@ -38,6 +39,8 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedlaw": {**FEW, "weight_steps": 3},
 }
 """Settings that save time, or that a method needs on small problems."""
+BRIEF = {"terms": 3, "local_steps": 2}
+"""More such settings, for every method whose default is larger; the stored digests are older."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
 
@@ -76,12 +79,20 @@ def problems_for(entry: MethodEntry) -> list[str]:
     return small or [p.name for p in PROBLEMS if p.name not in SMALL and method.fits(offers(p.name))][:1]
 
 
+@cache
+def built(problem: str, dtype: str) -> Any:
+    """A small problem, built once: runs share it, as those of one experiment do."""
+    run = {"method": METHODS[0].name, "problem": problem, "dtype": dtype, "threads": 1, "baselines": []}
+    return make_problem(resolve({"run": run, "problem": size(problem)}))
+
+
 @dataclass(frozen=True)
 class Case:
-    """A method on a problem."""
+    """A method on a problem; a brief one is for what holds whatever the settings are."""
 
     method: str
     problem: str
+    brief: bool = False
 
     def config(self, *, rounds: int = 3, dtype: str = "float64", full: bool = False, **federation: Any) -> Config:
         return resolve(
@@ -95,6 +106,7 @@ class Case:
                     "baselines": [],
                 },
                 "method": {
+                    **(self._shortened if self.brief else {}),
                     **QUICK.get(self.method, {}),
                     **(checks.full_batches(method_entry(self.method).make) if full else {}),
                 },
@@ -104,18 +116,25 @@ class Case:
         )
 
     @property
+    def _shortened(self) -> dict[str, Any]:
+        known = signature(method_entry(self.method).make).parameters
+        defaults = {key: known[key].default for key in BRIEF if key in known}
+        return {key: BRIEF[key] for key, value in defaults.items() if isinstance(value, int) and value > BRIEF[key]}
+
+    @property
     def dtypes(self) -> tuple[checks.Dtype, ...]:
         return checks.BOTH
 
     def parts(self, **settings: Any) -> Parts:
-        return assemble(self.config(**settings))
+        config = self.config(**settings)
+        return assemble(config, None, built(self.problem, config.run.dtype))
 
     def run(self, **settings: Any) -> Result:
         return run_rounds(self.parts(**settings), None)
 
 
-CASES = [Case(entry.name, problem) for entry in METHODS for problem in problems_for(entry)]
-FIRST = [Case(entry.name, problem) for entry in METHODS for problem in problems_for(entry)[:1]]
+CASES = [Case(entry.name, problem, brief=True) for entry in METHODS for problem in problems_for(entry)]
+FIRST = [Case(entry.name, problem, brief=True) for entry in METHODS for problem in problems_for(entry)[:1]]
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method}-{case.problem}")
 first = pytest.mark.parametrize("case", FIRST, ids=lambda case: case.method)
 

@@ -114,7 +114,8 @@ from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 
 for method, problem in [("meritfed", "friends"), ("fednest", "hyper-representation")]:
-    parts = assemble(load(None, {"run.method": method, "run.problem": problem, "run.rounds": 1}))
+    names = {"run.method": method, "run.problem": problem, "run.rounds": 1, "problem.clients": 5}
+    parts = assemble(load(None, names))
     assert run_rounds(parts, None).summary["outcome"] == "finished"
 assert "torch._dynamo" not in sys.modules
 """

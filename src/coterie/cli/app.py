@@ -1,5 +1,6 @@
 """The application that commands are registered on, its entry point, and what commands share."""
 
+import atexit
 import gc
 import json as jsonlib
 import sys
@@ -11,7 +12,6 @@ from typing import Annotated, Any
 import typer
 
 from coterie import __version__, machine
-from coterie.consent import allowing
 from coterie.errors import CoterieError, clean
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def _options(
     ] = False,
 ) -> None:
     """Federated learning that learns whom to learn from."""
+    gc.enable()  # the command line is read, and a command begins
 
 
 CTRL_C = 130  # what typer makes of it
@@ -52,6 +53,8 @@ Sets = Annotated[
 
 def _consent(context: typer.Context, modules: list[str] | None) -> list[str] | None:
     """Admit code for this command only; the processes that it starts inherit it."""
+    from coterie.consent import allowing
+
     context.with_resource(allowing(modules or []))
     return modules
 
@@ -130,6 +133,8 @@ def new_folder(*words: str) -> Path:
 
 def main() -> None:
     """The entry point: an error of the user's is one paragraph on standard error, never a traceback."""
+    gc.disable()  # until a command begins: reading the command line makes many objects and no garbage to speak of
+    atexit.register(gc.freeze)  # nor is it looked for in a process that ends
     try:
         app(prog_name="coterie")
     except CoterieError as error:
@@ -142,3 +147,5 @@ def main() -> None:
             raise
         print("error: stopped by the user.", file=sys.stderr)
         sys.exit(1)
+    finally:
+        gc.enable()

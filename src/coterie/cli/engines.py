@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from coterie import plugins
 from coterie.cli.app import Json, app, print_json, print_rows
-from coterie.consent import allow_code
 from coterie.errors import RunError, UsageError, unknown
 
 if TYPE_CHECKING:
@@ -37,6 +35,8 @@ ENGINES: dict[str, EngineEntry] = {
 
 def listing() -> list[dict[str, Any]]:
     """All engines: coterie's own, and those that installed packages register."""
+    from coterie import plugins
+
     known = {"local": "all clients in this process", **{name: entry.about for name, entry in ENGINES.items()}}
     own = [{"name": name, "from": plugins.OWN, "what": about} for name, about in known.items()]
     return [*own, *({"name": p.name, "from": p.source, "what": p.about} for p in plugins.listed("engine", known))]
@@ -52,6 +52,8 @@ def launcher(engine: str, problem: str = "") -> Callable[..., dict[str, Any]]:
 
         return on_its_network
     if engine not in ENGINES:
+        from coterie import plugins
+
         plugin = plugins.find("engine", engine)
         if plugin is None:
             raise unknown("engine", engine, ("local", *ENGINES))
@@ -80,6 +82,8 @@ def study_settings(folder: Path) -> dict[str, Any]:
 
 def allow_registered(config: "Config") -> None:
     """Let the nodes that this command starts use the registered plug-ins of its configuration: they inherit consent."""
+    from coterie.consent import allow_code
+
     allow_code(*(plugin.package for plugin in config.plugged_in() if plugin.installed))
 
 

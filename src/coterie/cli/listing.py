@@ -6,9 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from coterie.cli.app import Json, app, print_json, print_rows
-from coterie.consent import allowing
 from coterie.errors import UsageError, unknown
-from coterie.plugins import admit_typed, listed
 
 LISTS = ("methods", "problems", "engines", "papers", "models")
 
@@ -30,6 +28,9 @@ def list_(
     if name is None:
         print_rows(_listing(what), json)
     elif what in ("methods", "problems"):
+        from coterie.consent import allowing
+        from coterie.plugins import admit_typed
+
         with allowing([]):
             admit_typed([name])
             _explain(_entry(what, name), json)
@@ -38,6 +39,8 @@ def list_(
 
 
 def _listing(what: str) -> list[dict[str, Any]]:
+    from coterie.plugins import listed
+
     if what == "models":
         from coterie.problems.models.zoo import MODELS
 

@@ -1,23 +1,26 @@
 """The only loop. Methods do not evaluate, log, save or print; all of that happens here."""
 
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from coterie import machine
-from coterie.errors import NoClients, RunError, UsageError, clean, cleaned, client_label
+from coterie.errors import NoClients, RunError, UsageError, clean, client_label
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, using_threads
 from coterie.experiment.compiling import Choice, Compiling, is_ours
+from coterie.experiment.completed import Completed
 from coterie.experiment.config import RunTable, code_changes, platform_of
-from coterie.experiment.guard import MEASURE, Best, Guard, better, comparison
+from coterie.experiment.ending import Models, Outcome, Story, complete_views, seen, summarised, write_results
+from coterie.experiment.ending import Result as Result
+from coterie.experiment.ending import stored as stored
+from coterie.experiment.guard import MEASURE, better
 from coterie.experiment.measuring import (
     all_finite,
     finite_or_none,
@@ -25,21 +28,18 @@ from coterie.experiment.measuring import (
     is_number,
     recorded,
     recorded_names,
-    rounded,
     sampled,
 )
-from coterie.experiment.privacy import budget
-from coterie.experiment.records import Records, read_lines, rounds_done, save_model
+from coterie.experiment.records import Records, read_lines, rounds_done
 from coterie.experiment.watching import terminable
 from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
 from coterie.federation.tree import named_leaves
-from coterie.federation.work import remote_memories, with_recall
+from coterie.federation.work import remote_memories
 from coterie.measures import Measure, declared
 from coterie.methods import View
 from coterie.methods.registry import learns_weights
-from coterie.numerics import Draw, clusters
-from coterie.plugins import label
+from coterie.numerics import Draw
 from coterie.problems.base import measured
 from coterie.stop import Rule, rule
 from coterie.storage import write_atomically, write_json
@@ -59,68 +59,6 @@ class Observer(Protocol):
 
     def ended(self, summary: dict[str, Any]) -> None:
         """The run is over."""
-
-
-class Outcome(NamedTuple):
-    """How a run ended: finished, diverged, failed or stopped; and what to do about it."""
-
-    name: str
-    message: str = ""
-
-
-class Result(NamedTuple):
-    """What a run leaves in memory: the state, what is seen of it, its history and its summary.
-
-    Weights by round and events are kept only where there is no folder for them.
-    """
-
-    view: View
-    history: list[dict[str, Any]]
-    ledger: Ledger
-    summary: dict[str, Any]
-    state: Any
-    weights: list[tuple[int, Tensor]]
-    events: list[dict[str, Any]]
-    best: Best | None = None
-
-
-class _Done(NamedTuple):
-    """A completed round, all that a checkpoint needs. What the record files hold beyond `lengths` came later."""
-
-    state: Any
-    rounds: int
-    seconds: float
-    ledger: dict[str, Any]
-    lengths: dict[str, int]
-    trained: int = 0  # rounds that were not skipped
-    skipped: str = ""  # why the first skipped round was skipped
-    guard: Guard = Guard()
-    best: Best | None = None
-
-    def progress(self) -> checkpoint.Progress:
-        """As a checkpoint holds it. A best model that is the state's own is not held twice."""
-        more: dict[str, Any] = {"trained": self.trained, "skipped": self.skipped}
-        if self.guard.start is not None:
-            more["guard"] = list(self.guard)
-        tensors: dict[str, Tensor] = {}
-        if self.best is not None:
-            more["best"] = self.best.line
-            if self.best.round != self.rounds:
-                tensors = {k: v for k, v in self.best.view._asdict().items() if isinstance(v, Tensor)}
-        return checkpoint.Progress(self.rounds, self.seconds, self.ledger, self.lengths, more, tensors)
-
-    @staticmethod
-    def of(state: Any, progress: checkpoint.Progress, view: Callable[[Any], View]) -> "_Done":
-        """The round of a checkpoint; view is what is seen of a state."""
-        more, held = progress.more, progress.tensors
-        line = more.get("best")
-        kept = View(held["model"], held.get("weights"), held.get("inner")) if held else view(state)
-        best = None if line is None else Best(line, kept)
-        start, lowest, latest, rejected, rises = more.get("guard", Guard())
-        guard = Guard(start, lowest, latest, rejected, tuple(rises))
-        # a checkpoint of an earlier version does not say how many rounds were skipped
-        trained, skipped = more.get("trained", progress.rounds), more.get("skipped", "")
-        return _Done(state, *progress[:4], trained=trained, skipped=skipped, guard=guard, best=best)
 
 
 def run_rounds(
@@ -148,14 +86,14 @@ def run_rounds(
     """
     if stop is None and parts.config.run.stop is not None:
         stop = rule(parts.config.run.stop)
-    done = _Done(parts.method.init(parts.problem, parts.fed.n), 0, 0.0, parts.fed.ledger.as_dict(), {})
+    done = Completed(parts.method.init(parts.problem, parts.fed.n), 0, 0.0, parts.fed.ledger.as_dict(), {})
     notes = list(notes)
     if folder is not None and resume:
         found = checkpoint.load(folder / "checkpoint", done.state, parts.config.settings())
         if found is not None:
             state, progress, complaints = found
             notes += complaints
-            done = _Done.of(state, progress, lambda state: seen(parts, state))
+            done = Completed.of(state, progress, lambda state: seen(parts, state))
             parts.fed.book.ledger = Ledger.from_dict(progress.ledger)
         elif (lost := rounds_done(folder)) > 0:
             notes += [f"{folder / 'checkpoint'} holds no checkpoint: the run, recorded up to round {lost}, starts over"]
@@ -189,7 +127,7 @@ class _Run:
     folder: Path | None
     records: Records | None
     observer: Observer | None
-    done: _Done
+    done: Completed
     rule: Rule | None
     weights: list[tuple[int, Tensor]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -347,7 +285,7 @@ class _Run:
                 "x.sub_(…), or work on x.clone()."
             )
 
-    def judged(self, done: _Done, loss: float | None) -> _Done:
+    def judged(self, done: Completed, loss: float | None) -> Completed:
         """The round, or the state before it where the guard rejects its validation loss."""
         guard = done.guard
         if guard.allows(loss):
@@ -362,11 +300,11 @@ class _Run:
         kept = self.parts.method.rejected(self.done.state, done.state)
         return done._replace(state=kept, guard=guard.refused())
 
-    def spent(self, done: _Done) -> bool:
+    def spent(self, done: Completed) -> bool:
         """Whether a budget of bytes or of exchanges, if there is one, is used up."""
         return is_spent(self.parts.config.run, done.ledger["total"])
 
-    def complete(self, done: _Done) -> None:
+    def complete(self, done: Completed) -> None:
         """In one assignment, so that an interruption finds a round whole or not at all."""
         self.done = done._replace(lengths=self.records.lengths() if self.records else {})
 
@@ -413,7 +351,7 @@ class _Run:
         self.note([{"round": self.done.rounds, "event": "resumed", "reason": "; ".join(notes)}])
         self.complete(self.done)
 
-    def record(self, done: _Done, view: View, measures: Mapping[str, float]) -> _Done:
+    def record(self, done: Completed, view: View, measures: Mapping[str, float]) -> Completed:
         """Write a line of the record; the round with its best model."""
         line = self.line(done, view, measures)
         self.history.append(line)
@@ -427,7 +365,7 @@ class _Run:
             self.observer.recorded(line, view)
         return done._replace(best=better(line, view, done.best))
 
-    def line(self, done: _Done, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
+    def line(self, done: Completed, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
         """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
         values = {k: v if is_finite(v) else None for k, v in recorded(self.parts.problem, view, measures).items()}
         total = done.ledger["total"]
@@ -454,86 +392,22 @@ class _Run:
         )
 
     def finish(self, outcome: Outcome, notes: list[str]) -> Result:
-        view, config, problem = seen(self.parts, self.done.state), self.parts.config, self.parts.problem
-        whole = self.quick is problem or self.done.rounds == config.run.rounds or self.spent(self.done)
-        recorded = whole and bool(self.history) and self.history[-1]["round"] == self.done.rounds
-        final = self.history[-1] if recorded else self.line(self.done, view)
-        known = {"round", "seconds", "communication"}
-        self.parts.fed.book.ledger = Ledger.from_dict(self.done.ledger)
-        view, best = complete_views(self.parts, view, self.done, notes)
-        ledger = Ledger.from_dict(self.parts.fed.ledger.as_dict())  # with what that has moved
-        summary: dict[str, Any] = {
-            "method": label(config.run.method),
-            "problem": label(config.run.problem),
-            "seed": config.run.seed,
-            "rounds": self.done.rounds,
-            "outcome": outcome.name,
-            "message": outcome.message,
-            "final": {k: v for k, v in final.items() if k not in known},
-            "measures": [measure.as_dict() for measure in self.measures()],
-            "weights": None if view.weights is None else rounded(view.weights.tolist()),
-            "friends": problem.friends,
-            "communication": ledger.total._asdict(),
-            "seconds": round(self.done.seconds, 3),
-            "platform": {**machine.platform(), "chunk_free": not machine.depends_on_chunk()},
-        }
-        events = self.happened()
-        extra: dict[str, Any] = {  # as far as there is something to say
-            "wire": ledger.wire._asdict() if ledger.wire.exchanges else None,
-            "names": list(problem.names),
-            "personal": problem.by_client(view),
-            "clusters": clusters(view.weights) if view.weights is not None and view.weights.dim() == 2 else None,
-            "best": None if best is None else {k: v for k, v in best.line.items() if k not in known - {"round"}},
-            "privacy": None if config.privacy.clip is None else budget(self.parts, self.done.state, events),
-            "events": events,
-            "stopped": self.stopped,
-            "data_notes": list(problem.notes),
-            "notes": notes,
-        }
-        summary |= {key: value for key, value in extra.items() if value}
-        if best is not None and (worse := comparison(self.history[0] if self.history else {}, best.line, final)):
-            summary["best"]["note"] = worse
+        parts, done = self.parts, self.done
+        view = seen(parts, done.state)
+        whole = self.quick is parts.problem or done.rounds == parts.config.run.rounds or self.spent(done)
+        recorded = whole and bool(self.history) and self.history[-1]["round"] == done.rounds
+        final = self.history[-1] if recorded else self.line(done, view)
+        parts.fed.book.ledger = Ledger.from_dict(done.ledger)
+        view, best = complete_views(parts, view, done, notes)
+        models = Models(view, best, Ledger.from_dict(parts.fed.ledger.as_dict()))  # with what that has moved
+        first = self.history[0] if self.history else {}
+        story = Story(first, final, self.measures(), self.happened(), self.stopped, notes)
+        summary = summarised(parts, done, outcome, models, story)
         if self.folder is not None:
-            about = {"format": "pt", "coterie_method": summary["method"], "coterie_problem": summary["problem"]}
-            save_model(self.folder / "model.safetensors", problem.named(view), about)
-            if best is not None:
-                about["coterie_round"] = str(best.round)
-                save_model(self.folder / "model-best.safetensors", problem.named(best.view), about)
-            files = {**problem.artifacts, "ledger.json": ledger.as_dict(), "summary.json": summary}
-            for name, data in files.items():
-                write_json(self.folder / name, data)
+            write_results(self.folder, parts.problem, models, summary)
         if self.observer:
             self.observer.ended(summary)
-        return Result(view, self.history, ledger, summary, self.done.state, self.weights, self.events, best)
-
-
-def complete_views(parts: Parts, view: View, done: _Done, notes: list[str]) -> tuple[View, Best | None]:
-    """The last view and the best one with what their models need after training."""
-    last, best = with_buffers(parts, view, notes), done.best
-    if best is None:
-        return last, None
-    if sampled(parts.problem, parts.config.run) is not parts.problem:  # its record is of a sample of the test rows
-        values = measured(parts.problem, best.view)
-        best = best._replace(line={**best.line, **{k: v if is_finite(v) else None for k, v in values.items()}})
-    return last, best._replace(view=last if best.round == done.rounds else with_buffers(parts, best.view, notes))
-
-
-def with_buffers(parts: Parts, view: View, notes: list[str]) -> View:
-    """The view with what the model needs after training; where clients fail or privacy forbids it, as it is."""
-    if parts.config.privacy.clip is not None or not all_finite(view.model):
-        return view
-    try:
-        return parts.problem.finished(parts.fed, view)
-    except RunError as error:
-        notes.append(f"the model has no running statistics of batch norm: {error}")
-        return view
-    finally:
-        parts.fed.book.drain()
-
-
-def seen(parts: Parts, state: Any) -> View:
-    """What is seen of a state; where that is in client memory elsewhere, it is asked for."""
-    return parts.method.view(with_recall(state, getattr(parts.fed.engine, "recall", None)))
+        return Result(view, self.history, models.ledger, summary, done.state, self.weights, self.events, best)
 
 
 def check_stop(parts: Parts, stop: Rule | None = None) -> None:
@@ -548,26 +422,6 @@ def check_stop(parts: Parts, stop: Rule | None = None) -> None:
     if stop is not None and stop.function is None:
         names = recorded_names(parts.problem, seen(parts, parts.method.init(parts.problem, parts.fed.n)))
         stop.bound(declared(parts.problem.declares, names))
-
-
-def stored(parts: Parts, folder: Path) -> Result:
-    """The result of a run that has ended, as its folder holds it.
-
-    Args:
-        parts: the live objects of the same run.
-        folder: its result folder.
-    """
-    template = parts.method.init(parts.problem, parts.fed.n)
-    found = checkpoint.load(folder / "checkpoint", template, parts.config.settings())
-    if found is None:
-        raise UsageError(f"{folder} has ended but holds no checkpoint; choose another out=.")
-    state, progress, _ = found
-    done = _Done.of(state, progress, lambda state: seen(parts, state))
-    summary = cleaned(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    events = read_lines(folder / "events.jsonl")
-    ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text(encoding="utf-8")))
-    view, best = complete_views(parts, seen(parts, state), done, [])
-    return Result(view, read_lines(folder / "metrics.jsonl"), ledger, summary, state, [], events, best)
 
 
 def guarded(parts: Parts, state: Any) -> bool:

@@ -24,6 +24,7 @@ from coterie.numerics.tracing import recording
 from coterie.problems.models.layers import PatchConv2d
 from coterie.problems.models.masks import Masks
 from coterie.problems.models.native import with_native_layers
+from coterie.problems.models.perceptron import Perceptron
 from coterie.problems.models.probing import current_probe
 
 Inputs = Tensor | tuple[Tensor, ...]
@@ -66,6 +67,7 @@ class FlatModel:
         self._activations: dict[Hashable, int] = {}
         self.affine = _is_affine(self._module)
         self.linear = self.affine and _with_offset(self._module)
+        self.perceptron = None if self._tied else Perceptron.of(self._module)
         self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.size = len(self.start)
 
@@ -94,6 +96,8 @@ class FlatModel:
             self.attention |= masks.attention
             probe.append(output)
             return output
+        if self.perceptron is not None and self.perceptron.takes(inputs):
+            return self.perceptron.outputs(theta, inputs)
         if keys is None or not self.dropout:
             with self._copy() as module:
                 return self.run(module, theta, inputs)

@@ -14,11 +14,12 @@ from coterie.errors import UsageError
 from coterie.federation import Batch, Rows
 from coterie.federation.mapped import MappedColumn
 from coterie.numerics.compiled import Fused, Workshop
-from coterie.numerics.control import transformed
+from coterie.numerics.control import differentiated, transformed
 from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector, value_and_gradient
 from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
 from coterie.problems.models.flat import Inputs
+from coterie.problems.models.perceptron import Perceptron
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
 from coterie.problems.tasks.survival import hazard
 from coterie.settings import chosen
@@ -29,6 +30,16 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """By row; written out, which takes fewer operations under nested derivatives than torch's own."""
     return outputs.logsumexp(1) - outputs.gather(1, labels.long()[:, None])[:, 0]
+
+
+def cross_entropy_slope(outputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+    """The derivative of the mean cross-entropy by the outputs, with the bits of autograd's."""
+    if weight is None:
+        share = outputs.new_ones(()).div(len(outputs)).expand(len(outputs), 1)
+    else:
+        share = (weight * weight.sum().reciprocal())[:, None]
+    p = share * (outputs - outputs.logsumexp(1, keepdim=True)).exp()
+    return p.scatter_add(1, labels.long()[:, None], -share)
 
 
 def squared(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -56,6 +67,12 @@ def _operands(batch: Batch) -> tuple[Tensor, ...]:
 def _batch(operands: tuple[Tensor, ...]) -> Batch:
     """What `_operands` took apart."""
     return Batch(operands[:2], operands[2] if len(operands) > 2 else None)
+
+
+def _plain(network: Perceptron, theta: Tensor, batch: Batch) -> bool:
+    """Whether a batch is rows and labels alone, and nothing around the call differentiates what is computed."""
+    alone = len(batch.columns) == 2 and network.takes(batch.inputs)
+    return alone and not differentiated(theta, *batch.columns, batch.weight)
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,10 @@ class Supervised(Task):
             return self.fused.gradient(theta, *_operands(batch))
         if self.softmax_regression:
             return self._ridged(softmax_gradient(theta, batch), theta)
+        network = self.model.perceptron
+        if network is not None and self.loss_by_row is cross_entropy and _plain(network, theta, batch):
+            slope = network.gradient(theta, batch.inputs, lambda z: cross_entropy_slope(z, batch.labels, batch.weight))
+            return self._ridged(slope, theta)
         return gradient(lambda t: self.loss(t, batch), theta)
 
     def loss_and_gradient(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
