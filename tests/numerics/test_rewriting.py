@@ -81,3 +81,30 @@ def test_other_weights_are_not_looked_up() -> None:
     graph = record(lambda *t: [many(*t)], given)
     assert graph.text.count("aten.bmm.default") == 2
     torch.testing.assert_close(rounded(graph, given)[0], many(*given))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_rows_of_all_clients_meet_a_common_matrix_in_one_product(left: bool) -> None:
+    rows, matrix = inputs()[0].view(4, N, P), inputs()[1][0]
+
+    def layer(x: Tensor) -> Tensor:
+        return matrix.T @ x.T if left else x @ matrix
+
+    def both(stacked: Tensor, common: Tensor) -> list[Tensor]:
+        shared = common.expand(4, *common.shape)
+        product = torch.bmm(shared.mT, stacked.mT) if left else torch.bmm(stacked, shared)
+        return [product, product.sum(0)]
+
+    graph = record(both, [rows, matrix])
+    assert "bmm" not in graph.text
+    assert graph.text.count("aten.mm.default") == 1
+    found, total = rounded(graph, [rows, matrix])
+    expected = torch.stack([layer(x) for x in rows])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(total, expected.sum(0))
+
+
+def test_matrices_of_their_own_keep_their_products() -> None:
+    rows, weights = inputs()[0].view(4, N, P)[:K], inputs()[1]
+    graph = record(lambda x, w: [torch.bmm(x, w)], [rows, weights])
+    assert graph.text.count("aten.bmm.default") == 1

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.func import functionalize
 
 from coterie.machine import keep_memory
-from coterie.numerics.rewriting import looked_up, once
+from coterie.numerics.rewriting import in_one_product, looked_up, once
 from coterie.numerics.tracing import Unbuildable, Untraceable, recorded
 
 FOLDER = "COTERIE_COMPILED"  # environment variable: another folder for compiled programs
@@ -102,6 +102,7 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     graph = second.graph
     once(graph)
     looked_up(graph)
+    in_one_product(graph)
     nodes = len(graph.nodes)
     if nodes > NODES:
         raise Untraceable(f"it has more than {NODES} operations")

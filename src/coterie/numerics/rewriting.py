@@ -4,8 +4,11 @@
 commutes with choosing rows: where a round passes all rows of its clients through a network, and batches of the same
 rows through the same network (FedNest at a fixed backbone), the batches are looked up in what was computed of all rows.
 
-Both are exact: the rewritten graph does the same operations on the same numbers, only fewer times. Products of fewer
-rows may be rounded differently.
+`in_one_product` knows what clients share: where they all have one matrix, as at the first local step from a common
+model, one product of all their rows takes the place of one small product per client.
+
+All are exact: the rewritten graph does the same operations on the same numbers, only fewer times. Products of fewer or
+more rows may be rounded differently.
 """
 
 from typing import Any, NamedTuple
@@ -124,6 +127,58 @@ def _unchosen(graph: Any) -> None:
     graph.eliminate_dead_code()
 
 
+def in_one_product(graph: Any) -> None:
+    """One product of all clients' rows where their products have one matrix in common.
+
+    Args:
+        graph: a graph of torch.fx with the values of its nodes, changed in place.
+    """
+    for node in list(graph.nodes):
+        if node.target is not aten.bmm.default:
+            continue
+        left, right = node.args
+        with graph.inserting_before(node):
+            if _is_shared(right) and _is_stacked(left):
+                found = _of_all(graph, left, _added(graph, aten.select.int, right, 0, 0))
+            elif _is_shared(left) and _is_transposed(right) and _is_stacked(right.args[0]):
+                matrix = _added(graph, aten.t.default, _added(graph, aten.select.int, left, 0, 0))
+                found = _added(graph, aten.permute.default, _of_all(graph, right.args[0], matrix), [0, 2, 1])
+            else:
+                continue
+        node.replace_all_uses_with(found)
+    graph.eliminate_dead_code()
+
+
+def _of_all(graph: Any, rows: Any, matrix: Any) -> Any:
+    """Rows [K, n, d] times a matrix [d, m]: [K, n, m]."""
+    clients, count, length = rows.meta["val"].shape
+    product = _added(graph, aten.mm.default, _added(graph, aten.view.default, rows, [clients * count, length]), matrix)
+    return _added(graph, aten.view.default, product, [clients, count, matrix.meta["val"].shape[1]])
+
+
+def _added(graph: Any, op: Any, *args: Any) -> Any:
+    """One more operation, with its value."""
+    node = graph.call_function(op, args)
+    node.meta["val"] = op(*(arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args))
+    return node
+
+
+def _is_shared(node: Any) -> bool:
+    """Whether all clients have one matrix: it is stored once."""
+    value = node.meta["val"]
+    return len(value) > 1 and value.stride(0) == 0
+
+
+def _is_stacked(node: Any) -> bool:
+    return bool(node.meta["val"].is_contiguous())
+
+
+def _is_transposed(node: Any) -> bool:
+    if node.target is aten.transpose.int:
+        return {axis % 3 for axis in node.args[1:]} == {1, 2}
+    return bool(node.target is aten.permute.default and list(node.args[1]) == [0, 2, 1])
+
+
 def _counts(node: Any) -> bool:
     """Whether a node is 0 … n − 1."""
     if getattr(node, "target", None) is aten.arange.default:
@@ -131,4 +186,4 @@ def _counts(node: Any) -> bool:
     return getattr(node, "target", None) is aten.arange.start and node.args[0] == 0
 
 
-__all__ = ["looked_up", "once"]
+__all__ = ["in_one_product", "looked_up", "once"]
