@@ -65,7 +65,7 @@ STUDIES = (
         "PFLlib's practical heterogeneous setting: accuracy at the clients, in per cent",
         {
             "small": _table("Digits and a perceptron, 60 rounds of 7 steps.", "digits", 60, 7, (0,)),
-            "short": _table(f"10 of 2,000 rounds, {EPOCH} local steps.", "fashion-mnist", 10, EPOCH, (0,), least=40),
+            "short": _table(f"5 of 2,000 rounds, {EPOCH} local steps.", "fashion-mnist", 5, EPOCH, (0,), least=40),
             "paper": _table(f"2,000 rounds of {EPOCH} local steps.", "fashion-mnist", 2000, EPOCH, (0, 1, 2), least=40),
         },
     ),
