@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from coterie.errors import WorkError
-from coterie.federation import RESULT, Federation, LocalEngine, pack, work
+from coterie.federation import RESULT, Federation, LocalEngine, groups, pack, work
 from coterie.federation.groups import in_threads, seen_by_threads
 from coterie.federation.points import counted, touched
 from coterie.federation.work import Memory
@@ -290,6 +291,20 @@ def test_an_interruption_ends_the_threads():
     with pytest.raises(KeyboardInterrupt):
         next(in_threads(interrupting, 2, 2, ahead=lambda _: 1))
     assert threading.active_count() == before
+
+
+def test_the_caller_waits_in_parts_so_that_no_signal_is_missed():
+    waits = []
+
+    class Late:
+        def get(self, timeout):
+            waits.append(timeout)
+            if len(waits) < 3:
+                raise Empty
+            return "outcome"
+
+    assert groups._next_of(Late()) == "outcome"
+    assert waits == [groups.PATIENCE] * 3
 
 
 def test_a_memory_is_kept_right_by_several_threads():

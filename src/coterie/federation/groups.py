@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import copy_context
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from coterie.federation.points import counted, touched
 from coterie.numerics.control import transformed
 
 R = TypeVar("R")
+PATIENCE = 0.5  # seconds of one wait
 
 
 class _Outcome(NamedTuple, Generic[R]):
@@ -73,7 +74,7 @@ def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead:
                 todo.put(given)
                 given += 1
             while number not in waiting:
-                outcome = done.get()
+                outcome = _next_of(done)
                 waiting[outcome.number] = outcome
             result, error, points = waiting.pop(number)[1:]
             if error is not None:
@@ -87,6 +88,13 @@ def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead:
             todo.put(None)
         _end(workers)
         torch.set_num_threads(before)
+
+
+def _next_of(done: "SimpleQueue[_Outcome[R]]") -> _Outcome[R]:
+    """Wait for an outcome. In parts: a signal that comes just before a wait begins is seen when the wait ends."""
+    while True:
+        with suppress(Empty):
+            return done.get(timeout=PATIENCE)
 
 
 def _outcome(function: Callable[[int], R], number: int) -> _Outcome[R]:
