@@ -1,6 +1,7 @@
 """Which kernels compute a run: a fixed branch, a self-check of chunks, the platform in every result,
 and portable runs give the stored digests whatever the environment of the caller says."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -192,7 +193,7 @@ def test_freed_memory_is_kept_unless_the_environment_says_how(monkeypatch, varia
     class Library:
         mallopt = staticmethod(heard.__setitem__)
 
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: Library)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library)
     monkeypatch.setattr(machine.system, "libc_ver", lambda: ("glibc", "2.36"))
     machine.keep_memory.__wrapped__()
     assert heard == told
