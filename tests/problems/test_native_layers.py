@@ -39,7 +39,10 @@ def batch(shape: tuple[int, ...], rows: int = 5, classes: int = 10, dtype: torch
 
 
 def task(net: nn.Module) -> Supervised:
-    return Supervised.of(FlatModel(net), "cross_entropy", l2=0.01, classes=10)
+    """By its layers and autograd, not by hand."""
+    model = FlatModel(net)
+    model.chain = None
+    return Supervised.of(model, "cross_entropy", l2=0.01, classes=10)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

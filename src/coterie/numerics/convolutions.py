@@ -85,15 +85,28 @@ class _Convolution(torch.autograd.Function):
         by_x, by_w, by_b, _, _ = ctx.needs_input_grad
         read = _READ.get() or not (ctx.linear and torch.is_grad_enabled())
         return (
-            _input_gradient(g, w, x.shape, ctx.geometry) if by_x else None,
-            _weight_gradient(x, g, w.shape, ctx.geometry, read=read) if by_w else None,
+            _by_input(g, w, x.shape, ctx.geometry) if by_x else None,
+            _by_weights(x, g, w.shape, ctx.geometry, read=read) if by_w else None,
             g.sum((0, 2, 3)) if by_b else None,
             None,
             None,
         )
 
 
-def _input_gradient(g: Tensor, w: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+def input_gradient(g: Tensor, w: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """g ∗ᵀ w; autograd does not see it.
+
+    Args:
+        g: the gradient by the convolution's output, [n, outputs, h', w'].
+        w: the weights.
+        shape: that of the input.
+        geometry: stride, border and dilation.
+    """
+    found: Tensor = _torchs(g, _like(g, shape), w, geometry, (True, False, False))[0]
+    return found
+
+
+def _by_input(g: Tensor, w: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
     return _InputGradient.apply(g, w, shape, geometry)  # type: ignore[no-untyped-call]
 
 
@@ -102,7 +115,7 @@ class _InputGradient(torch.autograd.Function):
     def forward(ctx: Any, g: Tensor, w: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
         ctx.save_for_backward(g, w)
         ctx.geometry = geometry
-        return _torchs(g, _like(g, shape), w, geometry, (True, False, False))[0]
+        return input_gradient(g, w, shape, geometry)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
@@ -110,13 +123,31 @@ class _InputGradient(torch.autograd.Function):
         by_g, by_w, _, _ = ctx.needs_input_grad
         return (
             convolution(v, w, None, ctx.geometry) if by_g else None,
-            _weight_gradient(v, g, w.shape, ctx.geometry) if by_w else None,
+            _by_weights(v, g, w.shape, ctx.geometry) if by_w else None,
             None,
             None,
         )
 
 
-def _weight_gradient(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, *, read: bool = True) -> Tensor:
+def weight_gradient(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """x ⋆ g; autograd does not see it.
+
+    Args:
+        x: images, [n, channels, h, w].
+        g: the gradient by the convolution's output, [n, outputs, h', w'].
+        shape: that of the weights.
+        geometry: stride, border and dilation.
+    """
+    if shape[1] == 1:
+        return _by_grey_patches(x, g, shape, geometry)
+    many = shape[0] >= MANY_OUTPUTS or g.shape[2] * g.shape[3] <= SMALL_IMAGE
+    if many and x.is_contiguous(memory_format=torch.channels_last):
+        return _by_patches(x, g, shape, geometry)
+    found: Tensor = _torchs(g, x, _like(x, shape), geometry, (False, True, False))[1]
+    return found
+
+
+def _by_weights(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, *, read: bool = True) -> Tensor:
     return _WeightGradient.apply(x, g, shape, geometry, read)  # type: ignore[no-untyped-call]
 
 
@@ -125,21 +156,14 @@ class _WeightGradient(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, read: bool) -> Tensor:
         ctx.save_for_backward(x, g)
         ctx.geometry = geometry
-        if not read:
-            return x.new_zeros(shape)
-        if shape[1] == 1:
-            return _by_grey_patches(x, g, shape, geometry)
-        many = shape[0] >= MANY_OUTPUTS or g.shape[2] * g.shape[3] <= SMALL_IMAGE
-        if many and x.is_contiguous(memory_format=torch.channels_last):
-            return _by_patches(x, g, shape, geometry)
-        return _torchs(g, x, _like(x, shape), geometry, (False, True, False))[1]
+        return weight_gradient(x, g, shape, geometry) if read else x.new_zeros(shape)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
         x, g = ctx.saved_tensors
         by_x, by_g, _, _, _ = ctx.needs_input_grad
         return (
-            _input_gradient(g, v, x.shape, ctx.geometry) if by_x else None,
+            _by_input(g, v, x.shape, ctx.geometry) if by_x else None,
             convolution(x, v, None, ctx.geometry) if by_g else None,
             None,
             None,
@@ -228,23 +252,90 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.shape = x.shape
-        rows, columns = x.shape[2] // 2, x.shape[3] // 2
-        x = x[..., : 2 * rows, : 2 * columns]
-        left, right = x[..., 0::2], x[..., 1::2]
-        wider = torch.maximum(left, right)
-        above, below = wider[..., 0::2, :], wider[..., 1::2, :]
-        lower, on_right = below > above, right > left
-        column = (on_right[..., 1::2, :] & lower) | (on_right[..., 0::2, :] > lower)  # `where` takes far longer
-        corner = torch.arange(0, 2 * columns, 2) + ctx.shape[3] * torch.arange(0, 2 * rows, 2)[:, None]
-        places = corner + column.long()
-        ctx.save_for_backward(places.add_(lower.long(), alpha=ctx.shape[3]).flatten(2))
-        return torch.maximum(above, below)
+        largest, places = _maxima(x)
+        ctx.save_for_backward(places)
+        return largest
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         n, channels, height, width = ctx.shape
         (places,) = ctx.saved_tensors
-        return g.new_zeros(n, channels, height * width).scatter(2, places, g.flatten(2)).view(ctx.shape)
+        return g.new_zeros(n, channels, height * width).scatter(2, places.flatten(2), g.flatten(2)).view(ctx.shape)
 
 
-__all__ = ["Geometry", "convolution", "max_pool", "unread_weight_gradients"]
+def maxima(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest number of every 2 × 2 pixels, and its place in its image; autograd does not see it.
+
+    Args:
+        x: images, [n, channels, h, w].
+    """
+    if _channels_outermost(x):
+        return _maxima(x)
+    found: tuple[Tensor, Tensor] = torch.ops.aten.max_pool2d_with_indices(x, [2, 2])
+    return found
+
+
+def spread(g: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+    """Numbers at their places in images that are 0 elsewhere; autograd does not see it.
+
+    Args:
+        g: numbers, [n, channels, h', w'].
+        places: where `maxima` found them.
+        shape: that of the images.
+    """
+    if _channels_outermost(g):
+        found = g.new_zeros(shape)
+        found.flatten(2).scatter_(2, places.flatten(2), g.flatten(2))
+        return found
+    like = _like(g, shape)
+    back: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+        g, like, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+    )
+    return back
+
+
+def picked(x: Tensor, places: Tensor) -> Tensor:
+    """The numbers of images at given places; autograd does not see it.
+
+    Args:
+        x: images, [n, channels, h, w].
+        places: where `maxima` found those of other images.
+    """
+    if _channels_outermost(x):
+        return x.flatten(2).gather(2, places.flatten(2)).view(places.shape)
+    rows, order = (t.permute(0, 2, 3, 1).flatten(1, 2) for t in (x, places))
+    n, channels, height, width = places.shape
+    return rows.gather(1, order).view(n, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _channels_outermost(x: Tensor) -> bool:
+    """Whether images are stored so, and nothing else could be meant by their strides."""
+    return x.is_contiguous() and min(x.shape[1:]) > 1
+
+
+def _maxima(x: Tensor) -> tuple[Tensor, Tensor]:
+    """For images with channels outermost."""
+    full = x.shape[3]
+    rows, columns = x.shape[2] // 2, full // 2
+    x = x[..., : 2 * rows, : 2 * columns]
+    left, right = x[..., 0::2], x[..., 1::2]
+    wider = torch.maximum(left, right)
+    above, below = wider[..., 0::2, :], wider[..., 1::2, :]
+    lower, on_right = below > above, right > left
+    column = (on_right[..., 1::2, :] & lower) | (on_right[..., 0::2, :] > lower)  # `where` takes far longer
+    corner = torch.arange(0, 2 * columns, 2) + full * torch.arange(0, 2 * rows, 2)[:, None]
+    places = corner + column.long()
+    return torch.maximum(above, below), places.add_(lower.long(), alpha=full)
+
+
+__all__ = [
+    "Geometry",
+    "convolution",
+    "input_gradient",
+    "max_pool",
+    "maxima",
+    "picked",
+    "spread",
+    "unread_weight_gradients",
+    "weight_gradient",
+]

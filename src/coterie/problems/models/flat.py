@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from coterie.errors import UsageError
 from coterie.numerics.control import transformed
 from coterie.numerics.tracing import recording
+from coterie.problems.models.chain import Chain
 from coterie.problems.models.layers import PatchConv2d
 from coterie.problems.models.masks import Masks
 from coterie.problems.models.native import with_native_layers
@@ -68,6 +69,7 @@ class FlatModel:
         self.affine = _is_affine(self._module)
         self.linear = self.affine and _with_offset(self._module)
         self.perceptron = None if self._tied else Perceptron.of(self._module)
+        self.chain = None if self._tied else Chain.of(self._module)
         self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.size = len(self.start)
 

@@ -7,7 +7,7 @@ it. There max pooling is coterie's own. Under vmap, while operations are recorde
 devices layers do what torch's do.
 """
 
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,11 @@ class NativeConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] to [n, outputs, h', w']."""
-        if not _native(x):
+        if not is_native(x):
             return super().forward(x)
         weight = self.weight
         if self.channels_last:
-            x, weight = _channels_last(x), _channels_last(weight)
+            x, weight = channels_last(x), channels_last(weight)
         geometry = Geometry(self.stride, self.padding, self.dilation)  # type: ignore[arg-type]
         # a hook (weight_norm) may have made the weight of other parameters; then it is none itself
         return convolution(x, weight, self.bias, geometry, linear="weight" in self._parameters)
@@ -43,7 +43,7 @@ class NativeMaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[n, channels, h, w] to [n, channels, h / 2, w / 2]."""
-        usual = _native(x) and x.is_contiguous() and min(x.shape[1:]) > 1
+        usual = is_native(x) and x.is_contiguous() and min(x.shape[1:]) > 1
         return max_pool(x) if usual else super().forward(x)
 
 
@@ -57,9 +57,9 @@ def with_native_layers(module: M) -> M:
         return module
     parts = list(module.modules())
     for part in parts:
-        if _is_plain_convolution(part):
+        if is_plain_convolution(part):
             part.__class__ = NativeConv2d
-        elif _is_plain_pooling(part):
+        elif is_plain_pooling(part):
             part.__class__ = NativeMaxPool2d
     convolutions = [part for part in parts if isinstance(part, NativeConv2d)]
     last = all(map(_is_known, parts)) and all(part.out_channels >= MANY_CHANNELS for part in convolutions)
@@ -68,15 +68,23 @@ def with_native_layers(module: M) -> M:
     return module
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """The same images, stored so. Where there is one channel both layouts are the same, and strides tell them apart."""
+def channels_last(x: Tensor) -> Tensor:
+    """The same images, stored so. Where there is one channel both layouts are the same, and strides tell them apart.
+
+    Args:
+        x: images, [n, channels, h, w].
+    """
     if x.shape[1] == 1 and x.is_contiguous():
         return x.squeeze(1).unsqueeze(3).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _native(x: Tensor) -> bool:
-    """Whether the kernels of this file may compute a layer: rows are there, and nothing else is around the call."""
+def is_native(x: Tensor) -> bool:
+    """Whether the kernels of this file may compute a layer: rows are there, and nothing else is around the call.
+
+    Args:
+        x: what the layer is given.
+    """
     images = x.dim() == 4 and len(x) > 0 and x.device.type == "cpu" and x.is_floating_point()
     return images and not (transformed() or recording() or torch.is_autocast_enabled("cpu"))
 
@@ -85,7 +93,12 @@ def _is_known(part: nn.Module) -> bool:
     return type(part).__module__.startswith(("torch.nn.modules.", "coterie."))
 
 
-def _is_plain_convolution(part: nn.Module) -> bool:
+def is_plain_convolution(part: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether it is torch's convolution of all channels, with a border of zeros.
+
+    Args:
+        part: any module.
+    """
     return (
         type(part) is nn.Conv2d
         and part.groups == 1
@@ -94,9 +107,23 @@ def _is_plain_convolution(part: nn.Module) -> bool:
     )
 
 
-def _is_plain_pooling(part: nn.Module) -> bool:
+def is_plain_pooling(part: nn.Module) -> bool:
+    """Whether it is torch's max pooling of 2 × 2 pixels.
+
+    Args:
+        part: any module.
+    """
     usual = nn.MaxPool2d(2)
     return type(part) is nn.MaxPool2d and part.extra_repr() == usual.extra_repr() and not part.return_indices
 
 
-__all__ = ["NativeConv2d", "NativeMaxPool2d", "with_native_layers"]
+__all__ = [
+    "MANY_CHANNELS",
+    "NativeConv2d",
+    "NativeMaxPool2d",
+    "channels_last",
+    "is_native",
+    "is_plain_convolution",
+    "is_plain_pooling",
+    "with_native_layers",
+]

@@ -34,9 +34,9 @@ class Perceptron(NamedTuple):
         flattens = type(first) is nn.Flatten and (first.start_dim, first.end_dim) == (1, -1)
         layers = parts[flattens:]
         maps, units = layers[::2], layers[1::2]
-        shapes = [(part.out_features, part.in_features) for part in maps if type(part) is nn.Linear and _trained(part)]
+        shapes = [(part.out_features, part.in_features) for part in maps if type(part) is nn.Linear and trained(part)]
         whole = len(shapes) == len(maps) == len(units) + 1 and all(type(unit) is nn.ReLU for unit in units)
-        return Perceptron(tuple(shapes), flattens) if whole and not any(map(_heard, module.modules())) else None
+        return Perceptron(tuple(shapes), flattens) if whole and not any(map(heard, module.modules())) else None
 
     def takes(self, inputs: object) -> TypeGuard[Tensor]:
         """Whether inputs are one matrix, or become one.
@@ -86,14 +86,22 @@ class Perceptron(NamedTuple):
         return [(W.view(shape), b) for shape, W, b in zip(self.shapes, parts[::2], parts[1::2], strict=True)]
 
 
-def _trained(layer: nn.Linear) -> bool:
-    """Whether it has an offset, and both are trained."""
+def trained(layer: nn.Linear | nn.Conv2d) -> bool:
+    """Whether it has an offset, and both are trained.
+
+    Args:
+        layer: a layer with weights.
+    """
     return layer.bias is not None and layer.weight.requires_grad and layer.bias.requires_grad
 
 
-def _heard(module: nn.Module) -> bool:
-    """Whether somebody's hooks are to be called when the module is."""
+def heard(module: nn.Module) -> bool:
+    """Whether somebody's hooks are to be called when the module is.
+
+    Args:
+        module: any module.
+    """
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-__all__ = ["Perceptron"]
+__all__ = ["Perceptron", "heard", "trained"]

@@ -5,6 +5,7 @@ A loss is given by row, so that padding rows count for nothing and means over un
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from coterie.numerics.control import differentiated, transformed
 from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector, value_and_gradient
 from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
+from coterie.problems.models.chain import Chain
 from coterie.problems.models.flat import Inputs
 from coterie.problems.models.perceptron import Perceptron
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
@@ -34,12 +36,22 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def cross_entropy_slope(outputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
     """The derivative of the mean cross-entropy by the outputs, with the bits of autograd's."""
-    if weight is None:
-        share = outputs.new_ones(()).div(len(outputs)).expand(len(outputs), 1)
-    else:
-        share = (weight * weight.sum().reciprocal())[:, None]
+    share = _shares(outputs, weight)
     p = share * (outputs - outputs.logsumexp(1, keepdim=True)).exp()
     return p.scatter_add(1, labels.long()[:, None], -share)
+
+
+def cross_entropy_slopes(z: Tensor, dz: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same derivative, and how it moves where the outputs move by dz."""
+    p = z.softmax(1)
+    return cross_entropy_slope(z, labels, weight), _shares(z, weight) * p * (dz - (p * dz).sum(1, keepdim=True))
+
+
+def _shares(outputs: Tensor, weight: Tensor | None) -> Tensor:
+    """Each row's part in the mean, [n, 1]."""
+    if weight is None:
+        return outputs.new_ones(()).div(len(outputs)).expand(len(outputs), 1)
+    return (weight * weight.sum().reciprocal())[:, None]
 
 
 def squared(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -69,10 +81,10 @@ def _batch(operands: tuple[Tensor, ...]) -> Batch:
     return Batch(operands[:2], operands[2] if len(operands) > 2 else None)
 
 
-def _plain(network: Perceptron, theta: Tensor, batch: Batch) -> bool:
+def _plain(network: Perceptron | Chain, batch: Batch, *others: Tensor) -> bool:
     """Whether a batch is rows and labels alone, and nothing around the call differentiates what is computed."""
     alone = len(batch.columns) == 2 and network.takes(batch.inputs)
-    return alone and not differentiated(theta, *batch.columns, batch.weight)
+    return alone and not differentiated(*others, *batch.columns, batch.weight)
 
 
 @dataclass(frozen=True)
@@ -130,8 +142,8 @@ class Supervised(Task):
             return self.fused.gradient(theta, *_operands(batch))
         if self.softmax_regression:
             return self._ridged(softmax_gradient(theta, batch), theta)
-        network = self.model.perceptron
-        if network is not None and self.loss_by_row is cross_entropy and _plain(network, theta, batch):
+        network = self.model.perceptron or self.model.chain
+        if network is not None and self.loss_by_row is cross_entropy and _plain(network, batch, theta):
             slope = network.gradient(theta, batch.inputs, lambda z: cross_entropy_slope(z, batch.labels, batch.weight))
             return self._ridged(slope, theta)
         return gradient(lambda t: self.loss(t, batch), theta)
@@ -158,6 +170,10 @@ class Supervised(Task):
             return self.fused.product(theta, v, *_operands(batch))
         if self.softmax_regression:
             return self._ridged(softmax_product(theta, v, batch), v)
+        chain = self.model.chain
+        if chain is not None and self.loss_by_row is cross_entropy and _plain(chain, batch, theta, v):
+            slopes = partial(cross_entropy_slopes, labels=batch.labels, weight=batch.weight)
+            return self._ridged(chain.product(theta, v, batch.inputs, slopes), v)
         plainly = not (transformed() or theta.requires_grad or v.requires_grad)
         return (native_hessian_vector if plainly else hessian_vector)(lambda t: self.loss(t, batch), theta, v)
 
