@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PATCHES = 1 << 19  # bytes of patches at a time: they stay in the cache, and fresh memory is slow
-MANY_OUTPUTS = 256
+MANY_OUTPUTS = 128
 SMALL_IMAGE = 64  # pixels
 Pair = tuple[int, int]
 _READ: ContextVar[bool] = ContextVar("weight gradients are read", default=True)
@@ -190,7 +190,7 @@ def _by_patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> 
     patches = _patches(x, g, shape, geometry).permute(0, 4, 5, 2, 3, 1)
     size = height * width * channels
     total: Tensor | None = None
-    for i, some in _blocks(patches):
+    for i, some in _blocks(patches, outputs * size):  # fewer patches would be less than the sum that they are added to
         pair = slopes[i : i + len(some)].flatten(0, 1).T, some.reshape(-1, size)
         total = pair[0] @ pair[1] if total is None else total.addmm_(*pair)
     assert total is not None
@@ -226,9 +226,9 @@ def _patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Ten
     return x.as_strided((len(x), *shape[1:], *g.shape[2:]), (n, channels, *steps))
 
 
-def _blocks(patches: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """The patches of a few images at a time, and the number of the first of these."""
-    size = max(1, PATCHES // max(1, patches[:1].numel() * patches.element_size()))
+def _blocks(patches: Tensor, least: int = 0) -> Iterator[tuple[int, Tensor]]:
+    """The patches of a few images at a time, about `least` numbers or more, and the number of the first of these."""
+    size = max(1, max(PATCHES // patches.element_size(), least) // max(1, patches[:1].numel()))
     return ((i, patches[i : i + size]) for i in range(0, len(patches), size))
 
 
