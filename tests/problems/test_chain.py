@@ -27,6 +27,11 @@ def pooled_alone() -> nn.Sequential:
     )
 
 
+def pooled_first() -> nn.Sequential:
+    """Pooling before the units."""
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 3 * 2, CLASSES))
+
+
 NETWORKS = {
     "lenet5": ((1, 12, 12), lambda: build("lenet5", (1, 12, 12), CLASSES, seed=0)),
     "lenet5 of colours": ((3, 14, 12), lambda: build("lenet5", (3, 14, 12), CLASSES, seed=0)),
@@ -35,6 +40,7 @@ NETWORKS = {
     "conv4": ((3, 9, 9), lambda: build("conv4", (3, 9, 9), CLASSES, seed=0)),
     "strided": ((2, 10, 9), strided),
     "pooled alone": ((2, 10, 8), pooled_alone),
+    "pooled first": ((2, 8, 7), pooled_first),
 }
 
 

@@ -131,6 +131,7 @@ class Chain(NamedTuple):
             layer = layers.pop()
             if isinstance(layer, nn.Conv2d) and is_plain_convolution(layer) and trained(layer) and not flat:
                 units, pooling = _follows(layers, _is_relu), _follows(layers, is_plain_pooling)
+                units |= _follows(layers, _is_relu)  # either order
                 geometry = Geometry(layer.stride, layer.padding, layer.dilation)  # type: ignore[arg-type]
                 stages.append(_Convolution(tuple(layer.weight.shape), units, pooling, geometry))
             elif type(layer) is nn.Linear and trained(layer) and flat:
