@@ -80,6 +80,9 @@ def test_derivatives_are_those_of_the_module(name, weighted):
     loss = loss_of_module(task, NETWORKS[name][1](), batch)
     v = Draw.of(4).normal(len(theta), dtype=torch.float64)
     torch.testing.assert_close(task.gradient(theta, batch), grad(loss)(theta), rtol=1e-10, atol=1e-12)
+    value, slope = task.loss_and_gradient(theta, batch)
+    torch.testing.assert_close(value, loss(theta), rtol=1e-12, atol=1e-12)
+    assert torch.equal(slope, task.gradient(theta, batch))
     known = grad(lambda t: grad(loss)(t) @ v)(theta)
     torch.testing.assert_close(task.hvp(theta, v, batch), known, rtol=1e-10, atol=1e-11)
 

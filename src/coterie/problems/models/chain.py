@@ -161,6 +161,16 @@ class Chain(NamedTuple):
             inputs: images, [n, channels, h, w].
             slope: from the outputs to the derivative of L by them.
         """
+        return self.outputs_and_gradient(theta, inputs, slope)[1]
+
+    def outputs_and_gradient(self, theta: Tensor, inputs: Tensor, slope: Slope) -> tuple[Tensor, Tensor]:
+        """The outputs and ∇L(θ), by one pass forward.
+
+        Args:
+            theta: the parameters.
+            inputs: images, [n, channels, h, w].
+            slope: from the outputs to the derivative of L by them.
+        """
         weights, run, h = self._weights(theta), list[_Kept](), self._images(inputs)
         for stage, (w, b) in zip(self.stages, weights, strict=True):
             run.append(_forward(stage, stage.entering(h), w, b))
@@ -173,7 +183,7 @@ class Chain(NamedTuple):
             g = _before_pooling(g, kept)
             by_w.copy_(stage.by_weights(kept.x, g))
             g = stage.by_input(g, weights[i][0], kept.x) if i else g
-        return found
+        return h, found
 
     def product(self, theta: Tensor, v: Tensor, inputs: Tensor, slopes: Slopes) -> Tensor:
         """∇²L(θ) v; not to be differentiated again, and not for use under vmap.

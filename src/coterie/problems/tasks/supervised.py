@@ -132,7 +132,10 @@ class Supervised(Task):
 
     def loss(self, theta: Tensor, batch: Batch) -> Tensor:
         """The mean loss of a batch, plus ½ l2 ‖θ‖²."""
-        losses = self.loss_by_row(self.outputs(theta, batch), batch.labels)
+        return self._of_outputs(theta, self.outputs(theta, batch), batch)
+
+    def _of_outputs(self, theta: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
+        losses = self.loss_by_row(outputs, batch.labels)
         mean = losses.mean() if batch.weight is None else (losses * batch.weight).sum() / batch.weight.sum()
         return mean + 0.5 * self.l2 * theta.square().sum() if self.l2 else mean
 
@@ -144,14 +147,19 @@ class Supervised(Task):
             return self._ridged(softmax_gradient(theta, batch), theta)
         network = self.model.perceptron or self.model.chain
         if network is not None and self.loss_by_row is cross_entropy and _plain(network, batch, theta):
-            slope = network.gradient(theta, batch.inputs, lambda z: cross_entropy_slope(z, batch.labels, batch.weight))
-            return self._ridged(slope, theta)
+            slope = partial(cross_entropy_slope, labels=batch.labels, weight=batch.weight)
+            return self._ridged(network.gradient(theta, batch.inputs, slope), theta)
         return gradient(lambda t: self.loss(t, batch), theta)
 
     def loss_and_gradient(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """L(θ) and ∇L(θ) on a batch: of a network by one pass forward."""
         if self.fused is not None or self.softmax_regression:
             return self.loss(theta, batch), self.gradient(theta, batch)
+        chain = self.model.chain
+        if chain is not None and self.loss_by_row is cross_entropy and _plain(chain, batch, theta):
+            slope = partial(cross_entropy_slope, labels=batch.labels, weight=batch.weight)
+            outputs, found = chain.outputs_and_gradient(theta, batch.inputs, slope)
+            return self._of_outputs(theta, outputs, batch), self._ridged(found, theta)
         return value_and_gradient(lambda t: self.loss(t, batch), theta)
 
     def full_loss_and_gradient(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
