@@ -268,6 +268,10 @@ def maxima(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         x: images, [n, channels, h, w].
+
+    Example:
+        >>> maxima(torch.tensor([[[[1.0, 2.0], [4.0, 3.0]]]]))
+        (tensor([[[[4.]]]]), tensor([[[[2]]]]))
     """
     if _channels_outermost(x):
         return _maxima(x)
