@@ -233,7 +233,7 @@ def interrupt_at(count: int, point: str, config: Config, folder: Path, *, after:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_ctrl_c_anywhere(tmp_path: Path, whole: Path, point: str, count: int, after: bool) -> None:
     folder = tmp_path / "run"
     interrupt_at(count, point, EVENTFUL, folder, after=after)

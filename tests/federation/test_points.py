@@ -80,7 +80,7 @@ def test_meritfed_touches_a_batch_per_client_and_the_target_once_per_mirror_step
     assert found.points == K * 5 + 4 * 3
 
 
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("ragged", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("make", [lambda: bilevel(**SVRG, system_step=0.1, refresh=0.3, cap=1.0), pfedme])
 def test_every_mode_and_chunk_counts_the_same(make: Any, ragged: bool) -> None:
     problem = groups(Context(seed=0), data="digits", clients=5, train=30, model="logistic")

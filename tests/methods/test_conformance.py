@@ -139,19 +139,8 @@ every = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method}-
 first = pytest.mark.parametrize("case", FIRST, ids=lambda case: case.method)
 
 SAMPLE = {
-    *("meritfed", "bilevel", "primal-dual", "exact-gd", "afl", "collaborate", "fednest", "fednest-weights", "lfednest"),
-    *(
-        "fedavg",
-        "ditto",
-        "local-train",
-        "local-svrg",
-        "krum",
-        "top-k",
-        "fedsep",
-        "fedsep-submodel",
-        "heterofl",
-        "ds-fl",
-    ),
+    *("meritfed", "bilevel", "primal-dual", "afl", "collaborate", "fednest", "fednest-weights"),
+    *("fedavg", "ditto", "local-svrg", "krum", "top-k", "fedsep", "fedsep-submodel", "ds-fl"),
 }
 """One or two methods of each family. Sweeps over all methods that cost much take these; `make test-all` takes all."""
 

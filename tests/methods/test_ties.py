@@ -24,16 +24,16 @@ from coterie.problems.weighting import Weighting, weighting
 SLOPES = torch.tensor([0.3, -0.1, -0.1, 0.5, 0.0], dtype=torch.float64)
 OUTER = {"outer_step": 0.1, "batch": "all"}
 SVRG = {"outer_step": 0.1, "batch": 12, "steps": 5, "system_step": 0.05, "cap": 0.8}
-LEARNERS: list[tuple[Callable[..., Method], dict[str, Any]]] = [
+LEARNERS = [
     (methods.meritfed, {"step": 0.1, "mirror_step": 0.1}),
     (methods.meritfed, {"mirror": "smd", "mirror_batch": 12}),
-    (methods.meritfed_zo, {}),
+    pytest.param(methods.meritfed_zo, {}, marks=pytest.mark.slow),
     (methods.primal_dual, OUTER),
     (methods.bilevel, SVRG),
-    (methods.bilevel_accelerated, SVRG),
+    pytest.param(methods.bilevel_accelerated, SVRG, marks=pytest.mark.slow),
     (methods.fednest_weights, OUTER),
-    (methods.exact_gd, {**OUTER, "local_steps": 1}),
-    (methods.rfho, OUTER),
+    pytest.param(methods.exact_gd, {**OUTER, "local_steps": 1}, marks=pytest.mark.slow),
+    pytest.param(methods.rfho, OUTER, marks=pytest.mark.slow),
     (methods.sustain, OUTER),
 ]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from coterie.numerics import convolutions
-from coterie.numerics.convolutions import Geometry, convolution, max_pool, unread_weight_gradients
+from coterie.numerics.convolutions import Geometry, convolution, few_pixels, max_pool, unread_weight_gradients
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 CASES = {
@@ -29,8 +29,9 @@ def operands(shape: tuple[int, ...], kernel: tuple[int, ...], layout: torch.memo
     return x.to(memory_format=layout).requires_grad_(), w.to(memory_format=layout).requires_grad_(), b.requires_grad_()
 
 
-def derivatives(y: Tensor, of: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(y, of, torch.linspace(-1.0, 1.0, y.numel(), dtype=y.dtype).view(y.shape))
+def derivatives(y: Tensor, of: tuple[Tensor, ...], *, last: bool = False) -> tuple[Tensor, ...]:
+    slope = torch.linspace(-1.0, 1.0, y.numel(), dtype=y.dtype).view(y.shape)
+    return torch.autograd.grad(y, of, slope.contiguous(memory_format=torch.channels_last) if last else slope)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -56,7 +57,7 @@ def test_a_convolution_can_be_differentiated_twice(name, layout):
         return convolution(*tensors, geometry)
 
     assert gradcheck(run, given)
-    assert gradgradcheck(run, given)
+    assert gradgradcheck(run, given, fast_mode=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -70,6 +71,70 @@ def test_many_outputs_are_one_product_of_patches_where_channels_are_last(layout,
     for mine, expected in zip(derivatives(ours, given), derivatives(torchs, given), strict=True):
         torch.testing.assert_close(mine, expected)
     assert len(used) == (layout == torch.channels_last)
+
+
+ROWS = {
+    "square": ((2, 3, 6, 5), (4, 3, 3, 3), Geometry((1, 1), (1, 1))),
+    "wide kernel, no border": ((2, 2, 5, 7), (3, 2, 2, 4), Geometry((1, 1), (0, 0))),
+    "one line": ((1, 2, 4, 4), (2, 2, 1, 3), Geometry((1, 1), (0, 2))),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_large_images_are_one_product_per_row_of_the_kernel(name, monkeypatch):
+    used: list[Any] = []
+    by_rows = convolutions._by_rows
+    monkeypatch.setattr(convolutions, "_by_rows", lambda *args: used.append(args) or by_rows(*args))
+    monkeypatch.setattr(convolutions, "LARGE_IMAGE", 1)
+    monkeypatch.setattr(convolutions, "MANY_CHANNELS", 1)
+    shape, kernel, geometry = ROWS[name]
+    given = operands(shape, kernel, torch.channels_last)
+    ours, torchs = convolution(*given, geometry), F.conv2d(*given, *geometry)
+    for mine, expected in zip(derivatives(ours, given), derivatives(torchs, given), strict=True):
+        torch.testing.assert_close(mine, expected)
+    assert len(used) == 1
+    assert gradgradcheck(lambda *tensors: convolution(*tensors, geometry), given, fast_mode=True)
+
+
+FEW = {
+    "square": ((1, 3, 3, 3), (24, 3, 3, 3), Geometry((1, 1), (1, 1))),
+    "strided": ((2, 2, 4, 5), (26, 2, 3, 3), Geometry((2, 2), (1, 1))),
+    "dilated, uneven": ((1, 2, 5, 4), (20, 2, 2, 3), Geometry((1, 1), (0, 1), (2, 2))),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", FEW)
+def test_few_pixels_are_products_with_the_weights_as_they_are(name, bias, monkeypatch):
+    shape, kernel, geometry = FEW[name]
+    x, _, _ = operands(shape, kernel, torch.channels_last)
+    _, w, b = operands(shape, kernel, torch.contiguous_format)
+    assert few_pixels(x.shape, w.shape, geometry)
+    given = (x, w, b) if bias else (x, w)
+
+    def run(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return convolution(x, w, b, geometry)
+
+    torchs = F.conv2d(x, w, b if bias else None, *geometry)
+    expected = torchs, *derivatives(torchs, given)
+    monkeypatch.setattr(F, "conv2d", None)  # torch's kernels are not asked
+    monkeypatch.setattr(convolutions, "_torchs", None)
+    ours = run(*given)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    for mine, other in zip((ours, *derivatives(ours, given, last=True)), expected, strict=True):
+        torch.testing.assert_close(mine, other)
+    monkeypatch.undo()
+    assert gradcheck(run, given)
+    assert gradgradcheck(run, given, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("images", "weight"),
+    [((8, 512, 4, 4), (255, 512, 3, 3)), ((8, 512, 4, 4), (512, 512, 1, 1)), ((1, 1, 2, 2), (99, 1, 3, 3))],
+)
+def test_many_pixels_single_places_and_grey_images_are_not_few_pixels(images, weight):
+    border = Geometry((1, 1), (weight[2] // 2,) * 2)
+    assert not few_pixels(torch.Size(images), torch.Size(weight), border)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -92,7 +157,7 @@ def test_pooling_has_torchs_bits_also_where_numbers_are_equal(shape):
 def test_pooling_can_be_differentiated_twice():
     x = torch.randn(2, 2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     assert gradcheck(max_pool, (x,))
-    assert gradgradcheck(max_pool, (x,))
+    assert gradgradcheck(max_pool, (x,), fast_mode=True)
 
 
 @pytest.mark.parametrize("linear", [True, False])

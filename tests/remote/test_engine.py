@@ -354,14 +354,14 @@ def test_a_liar_decides_no_form_whoever_else_answers() -> None:
     assert sorted(kinds(fed)) == [(0, "lost"), (1, "rejected"), (1, "rejected")]
 
 
-def test_thousands_of_corrupted_replies_leave_the_server_up_and_the_honest_alone() -> None:
+def test_hundreds_of_corrupted_replies_leave_the_server_up_and_the_honest_alone() -> None:
     dice = random.Random(1)
     fed, _, _ = federation(3, change=only("node1", lambda reply: corrupted(reply, dice)), timeout=1e-6)
     named = 0
-    for i in range(1500):
+    for i in range(750):
         gathered = fed.gather(total, draw=DRAW.round(i))
         assert {0, 2} <= set(gathered.ids.tolist())
         events = kinds(fed)
         assert {client for client, _ in events} <= {1}
         named += bool(events)
-    assert named > 500
+    assert named > 250

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from coterie.numerics.memory import LARGE, empty_like
+
 BLOCK = 32
-LARGE = 1 << 20  # numbers in a row
 
 
 class BlockedSum:
@@ -14,6 +15,7 @@ class BlockedSum:
         self._total: Tensor | None = None
         self._waiting: list[Tensor] = []
         self._count = 0
+        self._in_turn = False
 
     def add(self, values: Tensor, weights: Tensor | None) -> None:
         """Take in more rows."""
@@ -30,9 +32,10 @@ class BlockedSum:
 
     def _add_in_turn(self, values: Tensor, weights: Tensor | None) -> None:
         """Large rows are added one by one, in place: a block of them would be written and read several times over."""
+        self._in_turn = True
         for row, w in zip(values, [1.0] * len(values) if weights is None else weights.tolist(), strict=True):
             if self._total is None:
-                self._total = torch.zeros_like(row, memory_format=torch.contiguous_format)
+                self._total = empty_like(row).zero_()
             self._total.add_(row, alpha=w)
 
     def _flush(self) -> None:
@@ -55,3 +58,12 @@ class BlockedSum:
         if self._total is None:
             raise ValueError("nothing was added")
         return self._total
+
+    def mean(self, by: float | Tensor) -> Tensor:
+        """The sum divided by a number. It ends the sum, whose memory is used again where it is large.
+
+        Args:
+            by: a number, such as the sum of weights.
+        """
+        total = self.total()
+        return total.div_(by) if self._in_turn else total / by

@@ -237,7 +237,7 @@ class Federation:
         if not assumed(whole > 0.0):
             raise NoClients(f"the clients that answered {name_of(work)} have no weight")
         by = whole if recording() else float(whole)
-        result = tree_unflatten([partial.total() / by for partial in total], structure)
+        result = tree_unflatten([partial.mean(by) for partial in total], structure)
         return result if memory is None else (result, self.engine.remember(memory, parts))
 
     def _secure_mean(

@@ -7,11 +7,15 @@ A convolution is bilinear, and so are its two derivatives:
 The derivatives of each of the three are made of the other two. So a Hessian-vector product needs these three kernels
 only, where torch derives its second derivatives by convolutions whose kernels are as large as images.
 
-Values are torch's own up to rounding. Which kernel computes dw follows from shapes and layouts alone, so a result has
-the same bits whenever it is computed again:
+Values are torch's own up to rounding. Which kernel computes follows from shapes and layouts alone, so a result has the
+same bits whenever it is computed again. Where there are far fewer pixels than outputs, the weights are most of what is
+moved, and a convolution's time goes into bringing them into an order of its own. There all three are matrix products
+with the weights as they are, and patches are brought into their order instead (`few_pixels`). Elsewhere y and dx are
+torch's, and for dw:
 
 - x has one channel (grey images): a matrix product of g with patches of x, of a few images at a time
-- x stores its channels last, and there are many outputs or small images: the same
+- x stores its channels last, large images, many channels, no stride: one product per row of the kernel
+- x stores its channels last, and there are many outputs or small images: the product with patches
 - else: torch's own kernel
 
 None of this is for use under `vmap`.
@@ -29,6 +33,8 @@ from torch import Tensor
 PATCHES = 1 << 19  # bytes of patches at a time: they stay in the cache, and fresh memory is slow
 MANY_OUTPUTS = 128
 SMALL_IMAGE = 64  # pixels
+LARGE_IMAGE = 256
+MANY_CHANNELS = 32
 Pair = tuple[int, int]
 _READ: ContextVar[bool] = ContextVar("weight gradients are read", default=True)
 
@@ -77,16 +83,23 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, geometry: Geometry, linear: bool) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.geometry, ctx.linear = geometry, linear
-        return F.conv2d(x, w, b, *geometry)
+        if not (_is_last(x) and w.is_contiguous() and few_pixels(x.shape, w.shape, geometry)):
+            ctx.patches = None
+            return F.conv2d(x, w, b, *geometry)
+        ctx.patches = _ordered_patches(x, w.shape, geometry)
+        y = F.linear(ctx.patches, w.flatten(1), b)
+        return y.view(len(x), *_size(x.shape, w.shape, geometry), len(w)).permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         x, w = ctx.saved_tensors
         by_x, by_w, by_b, _, _ = ctx.needs_input_grad
-        read = _READ.get() or not (ctx.linear and torch.is_grad_enabled())
+        again = torch.is_grad_enabled()  # it is differentiated again
+        read = _READ.get() or not (ctx.linear and again)
+        patches = None if again else ctx.patches
         return (
             _by_input(g, w, x.shape, ctx.geometry) if by_x else None,
-            _by_weights(x, g, w.shape, ctx.geometry, read=read) if by_w else None,
+            _by_weights(x, g, w.shape, ctx.geometry, patches, read=read) if by_w else None,
             g.sum((0, 2, 3)) if by_b else None,
             None,
             None,
@@ -102,6 +115,8 @@ def input_gradient(g: Tensor, w: Tensor, shape: torch.Size, geometry: Geometry) 
         shape: that of the input.
         geometry: stride, border and dilation.
     """
+    if _is_last(g) and w.is_contiguous() and few_pixels(shape, w.shape, geometry):
+        return _collected(_slopes(g).mm(w.flatten(1)), w.shape, shape, geometry)
     found: Tensor = _torchs(g, _like(g, shape), w, geometry, (True, False, False))[0]
     return found
 
@@ -140,14 +155,24 @@ def weight_gradient(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry)
     """
     if shape[1] == 1:
         return _by_grey_patches(x, g, shape, geometry)
-    many = shape[0] >= MANY_OUTPUTS or g.shape[2] * g.shape[3] <= SMALL_IMAGE
-    if many and x.is_contiguous(memory_format=torch.channels_last):
-        return _by_patches(x, g, shape, geometry)
+    pixels = g.shape[2] * g.shape[3]
+    if _is_last(x):
+        if few_pixels(x.shape, shape, geometry):
+            return _slopes(g).T.mm(_ordered_patches(x, shape, geometry)).view(shape)
+        dense = geometry.stride == geometry.dilation == (1, 1)
+        if dense and pixels >= LARGE_IMAGE and min(shape[:2]) >= MANY_CHANNELS:
+            return _by_rows(x, g, shape, geometry)
+        if shape[0] >= MANY_OUTPUTS or pixels <= SMALL_IMAGE:
+            return _by_patches(x, g, shape, geometry)
     found: Tensor = _torchs(g, x, _like(x, shape), geometry, (False, True, False))[1]
     return found
 
 
-def _by_weights(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, *, read: bool = True) -> Tensor:
+def _by_weights(
+    x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, patches: Tensor | None = None, *, read: bool = True
+) -> Tensor:
+    if patches is not None:
+        return _slopes(g).T.mm(patches).view(shape)
     return _WeightGradient.apply(x, g, shape, geometry, read)  # type: ignore[no-untyped-call]
 
 
@@ -177,9 +202,72 @@ def _torchs(g: Tensor, x: Tensor, w: Tensor, geometry: Geometry, wanted: tuple[b
 
 def _like(other: Tensor, shape: torch.Size) -> Tensor:
     """A tensor of which only the shape and the layout, that of the other, are looked at."""
-    last = other.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if last else torch.contiguous_format
+    layout = torch.channels_last if _is_last(other) else torch.contiguous_format
     return torch.empty(shape, dtype=other.dtype, device=other.device, memory_format=layout)
+
+
+def few_pixels(images: torch.Size, weight: torch.Size, geometry: Geometry) -> bool:
+    """Whether weights are to be left in the usual layout, where images have their channels last.
+
+    Args:
+        images: the shape of the input, [n, channels, h, w].
+        weight: that of the weights.
+        geometry: stride, border and dilation.
+
+    Example:
+        >>> few_pixels(torch.Size((8, 512, 4, 4)), torch.Size((512, 512, 3, 3)), Geometry((1, 1), (1, 1)))
+        True
+    """
+    rows, columns = _size(images, weight, geometry)
+    return 2 * images[0] * rows * columns <= weight[0] and weight[1] > 1 and weight[2] * weight[3] > 1
+
+
+def _size(images: torch.Size, weight: torch.Size, geometry: Geometry) -> Pair:
+    """Height and width of what comes out."""
+    height, width = (
+        (images[2 + i] + 2 * p - d * (weight[2 + i] - 1) - 1) // s + 1
+        for i, (s, p, d) in enumerate(zip(*geometry, strict=True))
+    )
+    return height, width
+
+
+def _slopes(g: Tensor) -> Tensor:
+    """A row per pixel of all images, [n h' w', outputs]."""
+    return g.permute(0, 2, 3, 1).reshape(-1, g.shape[1])
+
+
+def _places(weight: torch.Size, size: Pair, geometry: Geometry) -> Iterator[tuple[int, int, slice, slice]]:
+    """Each place in the kernel, and which lines and columns of padded images are seen there."""
+    (down, right), _, (dy, dx) = geometry
+    for i in range(weight[2]):
+        for j in range(weight[3]):
+            yield i, j, slice(i * dy, i * dy + down * size[0], down), slice(j * dx, j * dx + right * size[1], right)
+
+
+def _ordered_patches(x: Tensor, weight: torch.Size, geometry: Geometry) -> Tensor:
+    """What the kernel sees, in the order of the weights, [n h' w', channels × kernel]; place by place in the kernel,
+    because torch copies long runs into gaps far quicker than short runs of three numbers."""
+    padded, size = _padded(x, geometry).permute(0, 2, 3, 1), _size(x.shape, weight, geometry)
+    patches = x.new_empty(len(x), *size, *weight[1:])
+    for i, j, lines, columns in _places(weight, size, geometry):
+        patches[..., i, j] = padded[:, lines, columns]
+    return patches.view(-1, weight[1:].numel())
+
+
+def _collected(patches: Tensor, weight: torch.Size, images: torch.Size, geometry: Geometry) -> Tensor:
+    """Images [n, channels, h, w], each pixel the sum of what patches, [n h' w', channels × kernel], have there."""
+    n, channels, height, width = images
+    size, (below, beside) = _size(images, weight, geometry), geometry.padding
+    total = patches.new_zeros(n, height + 2 * below, width + 2 * beside, channels)
+    seen = patches.view(n, *size, *weight[1:])
+    for i, j, lines, columns in _places(weight, size, geometry):
+        total[:, lines, columns] += seen[..., i, j]
+    return total[:, below : below + height, beside : beside + width].contiguous().permute(0, 3, 1, 2)
+
+
+def _is_last(x: Tensor) -> bool:
+    """Whether images store their channels last."""
+    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _by_patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
@@ -197,12 +285,32 @@ def _by_patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> 
     return total.view(outputs, height, width, channels).permute(0, 3, 1, 2)
 
 
+def _by_rows(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """The kernel moves by one pixel, so what its row i sees is what row 0 sees, i lines further down: patches are as
+    high as one line only, and stay in the cache."""
+    outputs, channels, height, width = shape
+    rows, columns = g.shape[2:]
+    lines = _padded(x, geometry)
+    n, down, right = lines.stride(0), lines.stride(2), lines.stride(3)
+    seen = (len(x), lines.shape[2], columns, width, channels)
+    lines = lines.as_strided(seen, (n, down, right, right, 1))
+    slopes = g.permute(0, 2, 3, 1).reshape(len(x), rows * columns, outputs).mT
+    some = torch.empty(seen[1:], dtype=x.dtype)
+    flat = some.view(-1, width * channels)
+    total = x.new_zeros(height, outputs, width * channels)
+    for image, slope in zip(lines, slopes, strict=True):
+        some.copy_(image)
+        for i in range(height):
+            total[i].addmm_(slope, flat[i * columns : (i + rows) * columns])
+    return total.view(height, outputs, width, channels).permute(1, 3, 0, 2)
+
+
 def _by_grey_patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
     """There is one channel, so runs are made as long as an image is wide: first all images for one place in the kernel,
     then for the next."""
     outputs, size = shape[0], shape[2] * shape[3]
     patches = _patches(x, g, shape, geometry)[:, 0]
-    last = g.is_contiguous(memory_format=torch.channels_last)
+    last = _is_last(g)
     total = x.new_zeros(size, outputs)
     for i, some in _blocks(patches):
         slopes = g[i : i + len(some)]
@@ -215,15 +323,19 @@ def _by_grey_patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry
 
 def _patches(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
     """What the kernel sees of padded images, without a copy: [n, channels, kernel height, width, h', w']."""
-    stride, padding, dilation = geometry
-    border = (padding[1], padding[1], padding[0], padding[0])
-    if x.is_contiguous(memory_format=torch.channels_last):
-        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, *border)).permute(0, 3, 1, 2)
-    else:
-        x = F.pad(x, border)
+    stride, _, dilation = geometry
+    x = _padded(x, geometry)
     n, channels, down, right = x.stride()
     steps = (down * dilation[0], right * dilation[1], down * stride[0], right * stride[1])
     return x.as_strided((len(x), *shape[1:], *g.shape[2:]), (n, channels, *steps))
+
+
+def _padded(x: Tensor, geometry: Geometry) -> Tensor:
+    """Images with their border, in the layout of x."""
+    border = (geometry.padding[1],) * 2 + (geometry.padding[0],) * 2
+    if _is_last(x):
+        return F.pad(x.permute(0, 2, 3, 1), (0, 0, *border)).permute(0, 3, 1, 2)
+    return F.pad(x, border)
 
 
 def _blocks(patches: Tensor, least: int = 0) -> Iterator[tuple[int, Tensor]]:
@@ -335,6 +447,7 @@ def _maxima(x: Tensor) -> tuple[Tensor, Tensor]:
 __all__ = [
     "Geometry",
     "convolution",
+    "few_pixels",
     "input_gradient",
     "max_pool",
     "maxima",

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from coterie.federation import RESULT, Batch, Rows, Shard, Static, Tree, moved_from, work
 from coterie.methods.base import Draw, Federation
+from coterie.numerics.memory import stepped
 
 
 class LocalSteps(NamedTuple):
@@ -123,7 +123,7 @@ def local_sgd(shard: Shard, shared: Tree, private: Tree, static: Static, draw: D
     """static.steps steps of (mini-batch) gradient descent from x on the holder's own rows."""
     x = shared
     for slope in slopes(own_rows(shard), shard.task, static.batch, static.steps, draw):
-        x = torch.sub(x, slope(x), alpha=static.step)
+        x = stepped(x, slope(x), static.step)
     return x
 
 

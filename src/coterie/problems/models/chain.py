@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from coterie.machine import wanted
 from coterie.numerics.convolutions import Geometry, input_gradient, maxima, picked, spread, weight_gradient
+from coterie.numerics.memory import empty_like
 from coterie.problems.models.native import (
     MANY_CHANNELS,
     channels_last,
@@ -175,7 +176,7 @@ class Chain(NamedTuple):
         for stage, (w, b) in zip(self.stages, weights, strict=True):
             run.append(_forward(stage, stage.entering(h), w, b))
             h = run[-1].h
-        g, found = slope(h), torch.empty_like(theta)
+        g, found = slope(h), empty_like(theta)
         for i, by_w, by_b in self._backwards(found):
             stage, kept = self.stages[i], run[i]
             g = self._before_units(stage, g, kept)
@@ -205,7 +206,7 @@ class Chain(NamedTuple):
                 dz += stage.map(moves[-1], w, None)
             run.append(kept)
             h, dh = kept.h, _after_units(stage, dz, kept)
-        (g, dg), found = slopes(h, dh), torch.empty_like(theta)
+        (g, dg), found = slopes(h, dh), empty_like(theta)
         for i, by_w, by_b in self._backwards(found):
             stage, kept, w, dw = self.stages[i], run[i], weights[i][0], along[i][0]
             dg = self._before_units(stage, dg, kept)

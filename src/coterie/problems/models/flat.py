@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coterie.errors import UsageError
 from coterie.numerics.control import transformed
+from coterie.numerics.memory import empty_like
 from coterie.numerics.tracing import recording
 from coterie.problems.models.chain import Chain
 from coterie.problems.models.layers import PatchConv2d
@@ -289,7 +290,7 @@ class _Views(torch.autograd.Function):
         if torch.is_grad_enabled():  # it is differentiated again
             parts = [like.new_zeros(n) if g is None else g.reshape(n) for n, g in zip(lengths, gradients, strict=True)]
             return torch.cat(parts), None, None
-        whole = like.new_empty(sum(lengths))
+        whole = empty_like(like, sum(lengths))
         for view, g in zip(_views(whole, lengths, ctx.shapes), gradients, strict=True):
             view.zero_() if g is None else view.copy_(g)
         return whole, None, None

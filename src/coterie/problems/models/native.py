@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from coterie.machine import wanted
 from coterie.numerics.control import transformed
-from coterie.numerics.convolutions import Geometry, convolution, max_pool
+from coterie.numerics.convolutions import Geometry, convolution, few_pixels, max_pool
 from coterie.numerics.tracing import recording
 
 MANY_CHANNELS = 16
@@ -31,9 +31,10 @@ class NativeConv2d(nn.Conv2d):
         if not is_native(x):
             return super().forward(x)
         weight = self.weight
-        if self.channels_last:
-            x, weight = channels_last(x), channels_last(weight)
         geometry = Geometry(self.stride, self.padding, self.dilation)  # type: ignore[arg-type]
+        if self.channels_last:
+            x = channels_last(x)
+            weight = weight if few_pixels(x.shape, weight.shape, geometry) else channels_last(weight)
         # a hook (weight_norm) may have made the weight of other parameters; then it is none itself
         return convolution(x, weight, self.bias, geometry, linear="weight" in self._parameters)
 
