@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from coterie.federation import Batch
+from coterie.numerics.convolutions import Geometry, few_pixels
 from coterie.problems.models import FlatModel, build, flat
 from coterie.problems.models.native import NativeConv2d, NativeMaxPool2d, with_native_layers
 from coterie.problems.tasks.supervised import Supervised
@@ -18,6 +19,21 @@ NETWORKS = {
     "conv4": ((3, 10, 10), {}),
     "resnet18": ((3, 16, 16), {"width": 16}),
 }
+
+
+class Again(nn.Module):
+    """Few pixels, many outputs, and layers that are used once, twice, and not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice = nn.Conv2d(3, 48, 3, stride=2, padding=1), nn.Conv2d(48, 48, 3, padding=1)
+        self.idle, self.last = nn.Conv2d(48, 48, 3), nn.Linear(48, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.twice(torch.tanh(self.twice(torch.tanh(self.first(x)))))).mean((2, 3)))
+
+
+Again.__module__ = "coterie.tests"  # one of ours, whose images may have their channels last
 
 
 class Viewing(nn.Module):
@@ -146,3 +162,33 @@ def test_what_is_saved_has_torchs_layers():
     assert not any(
         isinstance(p, NativeConv2d | NativeMaxPool2d) for p in quick.model.module(quick.model.start).modules()
     )
+
+
+def test_few_pixels_are_products_wherever_layers_are_used(monkeypatch):
+    """Memory is used again meanwhile, so one that two writers had would be seen."""
+    monkeypatch.setattr("coterie.numerics.memory.LARGE", 1)
+    net, some = Again().double(), batch((3, 6, 6), rows=2)
+    quick = task(net)
+    with quick.model._copy() as module:
+        assert module.twice.channels_last
+        assert few_pixels(torch.Size((2, 48, 3, 3)), module.twice.weight.shape, Geometry((1, 1), (1, 1)))
+    monkeypatch.setattr(flat, "with_native_layers", lambda module: module)
+    plain, found = task(net), []
+    for scale in (1.0, 0.5, -2.0):
+        theta = scale * plain.model.start
+        found.append((quick.gradient(theta, some), plain.gradient(theta, some)))
+        torch.testing.assert_close(quick.hvp(theta, theta, some), plain.hvp(theta, theta, some))
+    for mine, expected in found:
+        torch.testing.assert_close(mine, expected)
+
+
+def test_a_graph_can_be_run_through_twice():
+    net, some = Again().double(), batch((3, 6, 6), rows=2)
+    model = FlatModel(net)
+    theta = model.start.clone().requires_grad_()
+    loss = model(theta, some.columns[0]).square().sum()
+    one = torch.autograd.grad(loss, theta, retain_graph=True)[0]
+    kept = one.clone()
+    two = torch.autograd.grad(2 * loss, theta)[0]
+    assert torch.equal(one, kept)
+    assert torch.equal(two, 2 * kept)
