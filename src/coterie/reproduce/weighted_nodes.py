@@ -173,7 +173,7 @@ def _study(data: str, target: str) -> Study:
     seeds = SEEDS.get(data, (0,))
     tables = {
         "small": _small(data, target),
-        "half": _table(data, target, HALF, _grids(2, (10,)), seeds[:1]),
+        "half": _table(data, target, HALF, _grids(2, (10,)), seeds[:3]),
         "paper": _table(data, target, FULL, _grids(3, (10, 20)), seeds),
         "unequal": _unequal(data, target),
     }
