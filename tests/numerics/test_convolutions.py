@@ -86,7 +86,7 @@ def test_large_images_are_one_product_per_row_of_the_kernel(name, monkeypatch):
     by_rows = convolutions._by_rows
     monkeypatch.setattr(convolutions, "_by_rows", lambda *args: used.append(args) or by_rows(*args))
     monkeypatch.setattr(convolutions, "LARGE_IMAGE", 1)
-    monkeypatch.setattr(convolutions, "MANY_CHANNELS", 1)
+    monkeypatch.setattr(convolutions, "WIDE", 1)
     shape, kernel, geometry = ROWS[name]
     given = operands(shape, kernel, torch.channels_last)
     ours, torchs = convolution(*given, geometry), F.conv2d(*given, *geometry)

@@ -34,7 +34,7 @@ PATCHES = 1 << 19  # bytes of patches at a time: they stay in the cache, and fre
 MANY_OUTPUTS = 128
 SMALL_IMAGE = 64  # pixels
 LARGE_IMAGE = 256
-MANY_CHANNELS = 32
+WIDE = 32  # channels and outputs
 Pair = tuple[int, int]
 _READ: ContextVar[bool] = ContextVar("weight gradients are read", default=True)
 
@@ -158,9 +158,9 @@ def weight_gradient(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry)
     pixels = g.shape[2] * g.shape[3]
     if _is_last(x):
         if few_pixels(x.shape, shape, geometry):
-            return _slopes(g).T.mm(_ordered_patches(x, shape, geometry)).view(shape)
+            return _by_ordered_patches(_ordered_patches(x, shape, geometry), g, shape)
         dense = geometry.stride == geometry.dilation == (1, 1)
-        if dense and pixels >= LARGE_IMAGE and min(shape[:2]) >= MANY_CHANNELS:
+        if dense and pixels >= LARGE_IMAGE and min(shape[:2]) >= WIDE:
             return _by_rows(x, g, shape, geometry)
         if shape[0] >= MANY_OUTPUTS or pixels <= SMALL_IMAGE:
             return _by_patches(x, g, shape, geometry)
@@ -172,7 +172,7 @@ def _by_weights(
     x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry, patches: Tensor | None = None, *, read: bool = True
 ) -> Tensor:
     if patches is not None:
-        return _slopes(g).T.mm(patches).view(shape)
+        return _by_ordered_patches(patches, g, shape)
     return _WeightGradient.apply(x, g, shape, geometry, read)  # type: ignore[no-untyped-call]
 
 
@@ -254,6 +254,11 @@ def _ordered_patches(x: Tensor, weight: torch.Size, geometry: Geometry) -> Tenso
     return patches.view(-1, weight[1:].numel())
 
 
+def _by_ordered_patches(patches: Tensor, g: Tensor, shape: torch.Size) -> Tensor:
+    """The weights' gradient, in the order of the weights."""
+    return _slopes(g).T.mm(patches).view(shape)
+
+
 def _collected(patches: Tensor, weight: torch.Size, images: torch.Size, geometry: Geometry) -> Tensor:
     """Images [n, channels, h, w], each pixel the sum of what patches, [n h' w', channels × kernel], have there."""
     n, channels, height, width = images
@@ -295,7 +300,7 @@ def _by_rows(x: Tensor, g: Tensor, shape: torch.Size, geometry: Geometry) -> Ten
     seen = (len(x), lines.shape[2], columns, width, channels)
     lines = lines.as_strided(seen, (n, down, right, right, 1))
     slopes = g.permute(0, 2, 3, 1).reshape(len(x), rows * columns, outputs).mT
-    some = torch.empty(seen[1:], dtype=x.dtype)
+    some = x.new_empty(seen[1:])
     flat = some.view(-1, width * channels)
     total = x.new_zeros(height, outputs, width * channels)
     for image, slope in zip(lines, slopes, strict=True):

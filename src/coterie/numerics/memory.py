@@ -7,7 +7,7 @@ and is used again once no tensor has it, views included.
 
 from math import prod
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import ref
 
 import numpy as np
@@ -94,7 +94,7 @@ def stepped(x: Tensor, direction: Tensor, step: float) -> Tensor:
     return torch.sub(x, direction, alpha=step, out=empty_like(x))
 
 
-def _seen(*tensors: Any) -> bool:
+def _seen(*tensors: Tensor) -> bool:
     """Whether something watches what is computed, or differentiates it."""
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return differentiated or transformed() or recording()
