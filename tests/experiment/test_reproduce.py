@@ -299,6 +299,44 @@ def test_what_has_not_been_run_is_counted(tmp_path: Path) -> None:
     assert "4 of 4 runs have not been made" in markdown(nothing)
 
 
+def test_seeds_and_columns_are_added_to_a_stored_result(tmp_path: Path) -> None:
+    whole = reproduce(STUDY, TUNED, "small", tmp_path / "whole", at_once=1)
+    first = reproduce(STUDY, TUNED.only(["fedavg"], [], [0]), "small", tmp_path / "first", at_once=1)
+    out = tmp_path / "later"
+    later = reproduce(STUDY, replace(TUNED, seeds=(1,)), "small", out, at_once=1, stored=first)
+    tried = {path.name.partition("-")[0] for path in (out / "trials").iterdir() if path.is_dir()}
+    assert tried == {"sgd"}  # the grid of fedavg is not run again
+    assert later["chosen"] == whole["chosen"]
+    assert later["seeds"] == [0, 1]
+    rows = {row["name"]: row["cells"] for row in later["rows"]}
+    expected = {row["name"]: row["cells"] for row in whole["rows"]}
+    assert rows["fedavg"] == expected["fedavg"]
+    assert rows["sgd-full"][0] == {"values": expected["sgd-full"][0]["values"][1:], "seeds": [1]}
+    text = markdown(later)
+    assert "(seeds 0)" in text
+    assert "(seeds 1)" in text
+    assert "(1 of 2)" in text
+    again = reproduce(STUDY, TUNED.only(["sgd-full"], [], [0]), "small", tmp_path / "last", at_once=1, stored=later)
+    assert [row["cells"] for row in again["rows"]] == [row["cells"] for row in whole["rows"]]
+    assert again["missing"] == []
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"scale": "paper"}, {"budget": "7 rounds"}])
+def test_a_result_of_something_else_is_not_added_to(change: dict[str, str], tmp_path: Path) -> None:
+    stored = {"name": "tuned", "scale": "small", "budget": str(TUNED.budget), "seeds": [0], "columns": [], "rows": []}
+    with pytest.raises(UsageError, match=f"has {next(iter(change))} .* leave --add-to out"):
+        reproduce(STUDY, TUNED, "small", tmp_path, stored={**stored, **change})
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_file_that_is_no_result_is_not_added_to(coterie: Command, tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text('{"name": "fednest-minimax"}')
+    done = coterie("reproduce", "fednest-minimax", "--add-to", str(tmp_path / "no.json"), "--out", str(tmp_path / "o"))
+    assert done.code == 2
+    assert "no stored result: it lacks rows, columns or seeds" in done.err
+    assert not (tmp_path / "o").exists()
+
+
 def test_grids_of_unequal_size_are_refused() -> None:
     with pytest.raises(ValueError, match="equal size"):
         Tuning({"a": ({}, {}), "b": ({},)}, {})

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.numerics.control import only_where
+from coterie.numerics.control import Flags, Levels, only_where
 
 x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 kept = torch.zeros(6, 4), torch.full((6,), -1.0)
@@ -49,3 +49,18 @@ def test_operands_common_to_all_rows_need_no_copies() -> None:
     common = torch.arange(4.0)
     out = vmap(lambda flag, v: only_where(flag, lambda a, c: (a + c,), (v,), (v, common)))(mask, x)[0]
     assert torch.equal(out, torch.where(mask[:, None], x + common, x))
+
+
+def test_a_function_of_all_levels_sees_each_operand_once_with_its_levels_in_front() -> None:
+    seen: list[tuple[torch.Size, ...]] = []
+
+    def products(flags: Flags, a: Tensor, b: Tensor) -> Tensor:
+        seen.append((a.shape, b.shape))
+        assert flags == ((True, True), (True, False))  # clients: both; points: the first alone
+        return (a * b[:, None]).sum(-1)
+
+    function, random = Levels(products), torch.Generator().manual_seed(0)
+    a, b = torch.randn(5, 3, 4, generator=random), torch.randn(5, 4, generator=random)  # clients last, points before
+    found = vmap(vmap(function, in_dims=(1, None)), in_dims=(2, 1))(a, b)
+    assert seen == [((4, 3, 5), (4, 5))]
+    torch.testing.assert_close(found, torch.einsum("dpk,dk->kp", a, b))

@@ -2,7 +2,7 @@
 
 import json as jsonlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,10 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one per core.")] = None,
     read: Annotated[bool, typer.Option("--read", help="Run nothing; make the table of what is in --out.")] = False,
     out: Annotated[Path | None, typer.Option(help="The folder; by default a new one under runs/.")] = None,
+    add_to: Annotated[
+        Path | None,
+        typer.Option(help="A stored result of this scale: its chosen settings are used, and its values stay."),
+    ] = None,
     cells: Annotated[int, typer.Option(min=1, help="With check: how many cells of each stored result.")] = 2,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="With check: the largest difference, relative for values above 1.")
@@ -58,7 +62,9 @@ def reproduce(
     folder = out or new_folder("reproduce", name, scale)
     console = console_for(json)
     with RunsBar(console) as bar:
-        result = run_study(chosen, table, scale, folder, at_once=jobs, dry=read, watch=bar)
+        result = run_study(
+            chosen, table, scale, folder, at_once=jobs, dry=read, stored=_stored(add_to) if add_to else None, watch=bar
+        )
     if json:
         print_json(result)
     else:
@@ -68,6 +74,18 @@ def reproduce(
     failed = [run.name for run, outcome in bar.ended.items() if outcome not in MEASURED]
     if failed:
         raise RunError(f"{len(failed)} of the runs did not finish, and the table lacks them: {', '.join(failed)}.")
+
+
+def _stored(file: Path) -> dict[str, Any]:
+    """A stored result, or why it is none."""
+    try:
+        result = jsonlib.loads(file.read_text(encoding="utf-8"))
+        if not all(key in result for key in ("name", "scale", "seeds", "columns", "rows")):
+            raise ValueError("it lacks rows, columns or seeds")
+    except (OSError, TypeError, ValueError) as error:
+        raise UsageError(f"{file} is no stored result: {error}.") from None
+    found: dict[str, Any] = result
+    return found
 
 
 def _check(files: list[Path], out: Path, cells: int, tolerance: float, jobs: int | None, json: bool) -> None:

@@ -47,6 +47,42 @@ class Opaque:
         return type(self)(plain)
 
 
+Flags = tuple[tuple[bool, ...], ...]
+"""For each surrounding vmap, outermost first, which operands have a dimension for it."""
+
+
+class Levels(Opaque):
+    """A function that computes all rows of all surrounding vmaps at once, by operations of its own.
+
+    Args:
+        plain: takes `Flags`, then the operands, each with the dimensions of its vmaps in front, outermost first; its
+            value has the dimensions of all of them in front.
+        dims: where operands have the dimensions of each vmap, outermost first.
+    """
+
+    def __init__(self, plain: Callable[..., Tensor], dims: tuple[Dims, ...] = ()) -> None:
+        super().__init__(plain)
+        self.dims = dims
+
+    def over(self, dims: Dims) -> Self:
+        """The function under one more vmap."""
+        if dims not in self._vectorised:
+            self._vectorised[dims] = type(self)(self.plain, (dims, *self.dims))
+        return self._vectorised[dims]
+
+    def run(self, *operands: Tensor) -> Tensor:
+        """Compute the value, where no vmap is around any more."""
+        moved = []
+        for i, operand in enumerate(operands):
+            depth = 0
+            for level in self.dims:
+                if (dim := level[i]) is not None:
+                    operand = operand.movedim(dim + depth, depth)
+                    depth += 1
+            moved.append(operand)
+        return self.plain(tuple(tuple(dim is not None for dim in level) for level in self.dims), *moved)
+
+
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(function: Opaque, *operands: Tensor) -> Tensor:
@@ -137,4 +173,4 @@ def _recorded(operand: Any) -> bool:
     return isinstance(operand, Tensor) and operand.requires_grad
 
 
-__all__ = ["Opaque", "differentiated", "only_where", "transformed"]
+__all__ = ["Flags", "Levels", "Opaque", "differentiated", "only_where", "transformed"]

@@ -252,6 +252,7 @@ STUDIES = (
         {
             "small": _hyper(DIGITS, 400, (0, 1, 2), f"{SMALL}; test accuracy where the accuracy on 200 rows was best."),
             "paper": _hyper(MNIST, 1600, (1, 2, 3), f"{PAPER_SIZE}; test accuracy at the best selection accuracy."),
+            "quarter": _hyper(MNIST, 400, (1, 2, 3), f"{PAPER_SIZE}; test accuracy at the best selection accuracy."),
         },
     ),
     Study(

@@ -56,14 +56,23 @@ def caption(result: Mapping[str, Any]) -> str:
     spread = result.get("spread", "standard deviation")
     kind = "each seed" if result.get("show") == "each" else f"mean ± {spread}" if spread else "mean"
     text = f"scale {result['scale']}; {many} {seeds}" + (f" ({kind})" if len(result["seeds"]) > 1 else "")
-    text = f"{text}; {result['date']}. {result['about']}".strip()
+    text = f"{text}; {_dates(result)}. {result['about']}".strip()
     if "budget" in result:
         text += f" Everybody spends {result['budget']}."
     if "grid" in result:
         text += f" Grids of {result['grid']}: {_chosen(result['chosen'])}."
     if result.get("missing"):
-        text += f" {len(result['missing'])} of {result['runs']} runs have not been made."
+        what = "cells lack some of the seeds" if "earlier" in result else "runs have not been made"
+        text += f" {len(result['missing'])} of {result['runs']} {what}."
     return text
+
+
+def _dates(result: Mapping[str, Any]) -> str:
+    """When it was run; where seeds were added later, which ones when."""
+    parts = [*result.get("earlier", []), {"date": result["date"], "seeds": result.get("new_seeds", [])}]
+    if len(parts) == 1:
+        return str(result["date"])
+    return ", ".join(f"{part['date']} (seeds {', '.join(map(str, part['seeds']))})" for part in parts)
 
 
 def _chosen(found: Mapping[str, Mapping[str, Any]]) -> str:

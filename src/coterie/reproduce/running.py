@@ -12,6 +12,7 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.config import load
 from coterie.experiment.processes import Job, Watch, run_all
 from coterie.problems.data.sets import KNOWN, locate
+from coterie.reproduce.adding import added, cell_of, check_fits, with_chosen
 from coterie.reproduce.curves import drawn, gathered
 from coterie.reproduce.pages import markdown
 from coterie.reproduce.reading import Finished, better_off, finished_run, read, value_of
@@ -75,7 +76,8 @@ def chosen(table: Table, out: Path, *, partly: bool = False) -> Table:
     lost = [name for name in complete if name not in best]
     if lost and not partly:
         raise RunError(f"no trial of {', '.join(lost)} gives {tuning.read}; look at {out / TRIALS}.")
-    return replace(table, tuned={name: best[name][1] for name in best if complete[name] or not partly})
+    found = {name: best[name][1] for name in best if complete[name] or not partly}
+    return replace(table, tuned={**table.tuned, **found})
 
 
 def reproduce(
@@ -86,6 +88,7 @@ def reproduce(
     *,
     at_once: int | None = None,
     dry: bool = False,
+    stored: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run what has not been run, read the cells, write NAME-SCALE.json, .md and curves; dry reads what is there.
@@ -97,8 +100,12 @@ def reproduce(
         out: the folder for the runs.
         at_once: runs at a time; by default one per core.
         dry: run nothing.
+        stored: an earlier result of the same study and scale, to which this one is added.
         watch: hears how the runs come along.
     """
+    if stored is not None:
+        check_fits(study, scale, stored)
+        table = with_chosen(table, stored)
     if not dry:
         check_data(table)
     make_folder(out)
@@ -108,6 +115,7 @@ def reproduce(
     if not dry:
         run_all(jobs(table, out), at_once=at_once, watch=watch)
     result = study.after(collected(study, table, scale, out))
+    result = result if stored is None else added(stored, result)
     write_json(out / f"{study.name}-{scale}.json", result)
     write_atomically(out / f"{study.name}-{scale}.md", markdown(result).encode())
     for chart in drawn(result):
@@ -197,18 +205,21 @@ def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, An
     """The cells' values, as far as their runs are there, with what they were run on."""
     run_in = cache(finished_run)
     seeds: set[int] = set()
-    values: dict[tuple[str, str], list[float]] = {}
+    values: dict[tuple[str, str], dict[int, float]] = {}
     folders: dict[Path, bool] = {}
     for cell in cells(table):
         runs = [(settings["run.seed"], out / table.folder(settings)) for settings in cell.runs]
         folders |= {folder: run_in(folder) is not None for _, folder in runs}
         seeds |= {seed for seed, folder in runs if folders[folder]}
-        read_all = [_cell_value(table, cell, settings, lambda name: run_in(out / name)) for settings in cell.runs]
-        values[cell.row.name, cell.column.name] = [value for value in read_all if value is not None]
+        read_all = {
+            settings["run.seed"]: _cell_value(table, cell, settings, lambda name: run_in(out / name))
+            for settings in cell.runs
+        }
+        values[cell.row.name, cell.column.name] = {s: value for s, value in read_all.items() if value is not None}
 
     def entry(key: tuple[str, str]) -> dict[str, Any]:
         paper = {"paper": table.printed[key]} if key in table.printed else {}
-        return {"values": values.get(key, []), **paper}
+        return {**cell_of(values.get(key, {}), table.seeds), **paper}
 
     rows = {row.name: [entry((row.name, column.name)) for column in table.columns] for row in table.rows}
     summaries = [run.summary for folder in folders if (run := run_in(folder)) is not None]

@@ -153,7 +153,7 @@ class Table:
         return frozenset(key for grid in grids for tried in grid for key in tried)
 
     def trials(self) -> list[Trial]:
-        """The runs of all grids whose row or column is part of the table."""
+        """The runs of all grids whose row or column is part of the table, and for which nothing has been chosen yet."""
         if self.tuning is None:
             return []
         parts = {row.name: row.settings for row in self.rows}
@@ -161,7 +161,7 @@ class Table:
         return [
             Trial(name, tried, self._merged({**parts[name], "run.seed": 0, **self.tuning.on, **tried}))
             for name, grid in self.tuning.grids.items()
-            if name in parts
+            if name in parts and name not in self.tuned
             for tried in grid
         ]
 

@@ -81,7 +81,7 @@ def _table(
         "rows of the target's distribution, which train nothing, was best.",
         tuple(Row(str(s), {"problem.setting": s}) for s in settings),
         _columns(OWN),
-        {**common, "run.compile": True, "federation.mode": "vmap"},
+        {**common, "run.compile": False, "federation.mode": "vmap"},
         seeds=seeds,
         corner="setting",
         printed=printed(_name(data, target)),
@@ -206,7 +206,7 @@ def _validation(target: str, sizes: tuple[int, ...], data: tuple[str, ...], comm
 
 def _validation_study(target: str) -> Study:
     number = 4 if target == "minority" else 5
-    at_size: dict[str, Any] = {"run.compile": True, "problem.selection": SELECTION}
+    at_size: dict[str, Any] = {"run.compile": False, "problem.selection": SELECTION}
     sizes = (100, 200, 500, 1000)
     scales = {
         "small": _validation(

@@ -28,6 +28,7 @@ from coterie.problems.models.masks import Masks
 from coterie.problems.models.native import with_native_layers
 from coterie.problems.models.perceptron import Perceptron
 from coterie.problems.models.probing import current_probe
+from coterie.problems.models.tiled import Tiled
 
 Inputs = Tensor | tuple[Tensor, ...]
 Buffers = Mapping[str, Tensor]
@@ -71,6 +72,7 @@ class FlatModel:
         self.linear = self.affine and _with_offset(self._module)
         self.perceptron = None if self._tied else Perceptron.of(self._module)
         self.chain = None if self._tied else Chain.of(self._module)
+        self.tiled = None if self._tied else Tiled.of(self._module)
         self.start = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         self.size = len(self.start)
 

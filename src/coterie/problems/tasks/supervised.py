@@ -22,6 +22,7 @@ from coterie.problems.models import FlatModel
 from coterie.problems.models.chain import Chain
 from coterie.problems.models.flat import Inputs
 from coterie.problems.models.perceptron import Perceptron
+from coterie.problems.models.tiled import Tiled
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
 from coterie.problems.tasks.survival import hazard
 from coterie.settings import chosen
@@ -35,23 +36,23 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy_slope(outputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """The derivative of the mean cross-entropy by the outputs, with the bits of autograd's."""
+    """The derivative of the mean cross-entropy by the outputs, […, n, o], with the bits of autograd's."""
     share = _shares(outputs, weight)
-    p = share * (outputs - outputs.logsumexp(1, keepdim=True)).exp()
-    return p.scatter_add(1, labels.long()[:, None], -share)
+    p = share * (outputs - outputs.logsumexp(-1, keepdim=True)).exp()
+    return p.scatter_add(-1, labels.long()[..., None], -share)
 
 
 def cross_entropy_slopes(z: Tensor, dz: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The same derivative, and how it moves where the outputs move by dz."""
-    p = z.softmax(1)
-    return cross_entropy_slope(z, labels, weight), _shares(z, weight) * p * (dz - (p * dz).sum(1, keepdim=True))
+    p = z.softmax(-1)
+    return cross_entropy_slope(z, labels, weight), _shares(z, weight) * p * (dz - (p * dz).sum(-1, keepdim=True))
 
 
 def _shares(outputs: Tensor, weight: Tensor | None) -> Tensor:
-    """Each row's part in the mean, [n, 1]."""
+    """Each row's part in the mean, […, n, 1]."""
     if weight is None:
-        return outputs.new_ones(()).div(len(outputs)).expand(len(outputs), 1)
-    return (weight * weight.sum().reciprocal())[:, None]
+        return outputs.new_ones(()).div(outputs.shape[-2]).expand(*outputs.shape[:-1], 1)
+    return (weight * weight.sum(-1, keepdim=True).reciprocal())[..., None].expand(*outputs.shape[:-1], 1)
 
 
 def squared(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ def _batch(operands: tuple[Tensor, ...]) -> Batch:
     return Batch(operands[:2], operands[2] if len(operands) > 2 else None)
 
 
-def _plain(network: Perceptron | Chain, batch: Batch, *others: Tensor) -> bool:
+def _plain(network: Perceptron | Chain | Tiled, batch: Batch, *others: Tensor) -> bool:
     """Whether a batch is rows and labels alone, and nothing around the call differentiates what is computed."""
     alone = len(batch.columns) == 2 and network.takes(batch.inputs)
     return alone and not differentiated(*others, *batch.columns, batch.weight)
@@ -145,6 +146,10 @@ class Supervised(Task):
             return self.fused.gradient(theta, *_operands(batch))
         if self.softmax_regression:
             return self._ridged(softmax_gradient(theta, batch), theta)
+        tiled = self.model.tiled
+        if tiled is not None and self.loss_by_row is cross_entropy and _plain(tiled, batch, theta):
+            found = tiled.gradient(theta, batch.inputs, batch.labels, batch.weight, cross_entropy_slope)
+            return self._ridged(found, theta)
         network = self.model.perceptron or self.model.chain
         if network is not None and self.loss_by_row is cross_entropy and _plain(network, batch, theta):
             slope = partial(cross_entropy_slope, labels=batch.labels, weight=batch.weight)
@@ -182,6 +187,10 @@ class Supervised(Task):
         if chain is not None and self.loss_by_row is cross_entropy and _plain(chain, batch, theta, v):
             slopes = partial(cross_entropy_slopes, labels=batch.labels, weight=batch.weight)
             return self._ridged(chain.product(theta, v, batch.inputs, slopes), v)
+        tiled = self.model.tiled
+        if tiled is not None and self.loss_by_row is cross_entropy and _plain(tiled, batch, theta, v):
+            found = tiled.product(theta, v, batch.inputs, batch.labels, batch.weight, cross_entropy_slopes)
+            return self._ridged(found, v)
         plainly = not (transformed() or theta.requires_grad or v.requires_grad)
         return (native_hessian_vector if plainly else hessian_vector)(lambda t: self.loss(t, batch), theta, v)
 
