@@ -33,6 +33,7 @@ from coterie.problems.base import Oracles, Problem, View
 from coterie.problems.models import FlatModel
 from coterie.problems.models.probing import probe
 from coterie.problems.tasks.checks import examine, understands_padding, why_not_at_once
+from coterie.problems.tasks.seen import Seen, seen_rows
 from coterie.problems.tasks.sets import Within
 from coterie.problems.tasks.variables import Flat, PerClient, Variable
 
@@ -125,6 +126,18 @@ class NestedTask(Oracles):
     def inner_direct_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_x g."""
         return grad(self.g, argnums=0)(x, y, batch)
+
+    def at_fixed_x(self, x: Tensor, rows: Rows, taken: int) -> "tuple[NestedTask, Rows]":
+        """The task and rows for inner steps at one x: where it pays, rows are passed through x once for all batches.
+
+        Args:
+            x: the outer variable.
+            rows: the rows that batches of g are taken from.
+            taken: how many rows these batches have together.
+        """
+        by_head = self._knows(self.inner) and getattr(self.inner, "through_x", False)
+        seen = seen_rows(self.x, x, rows, taken) if by_head else None
+        return (self, rows) if seen is None else (replace(self, x=Seen(self.x)), seen)
 
     def outer_gradient(self, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
         """∇_y f."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from coterie.federation import RESULT, Batch, Each, Shard, Static, Tree, Work, moved_from, work
+from coterie.federation import RESULT, Batch, Each, Rows, Shard, Static, Tree, Work, moved_from, work
 from coterie.methods.base import Draw
 from coterie.methods.shared.works import batches, draw_batch, goal_rows, own_rows
 
@@ -70,8 +70,9 @@ def inner_svrg_steps(shard: Shard, shared: Tree, private: Tree, static: Static, 
     beta = step_size(static, tau, y)
     project = shard.task.y.project
     y_i = project(y - beta * q)  # at ν = 0 the two terms are the same
-    for nu, batch in enumerate(batches(own_rows(shard), static.batch, static.steps - 1, draw), 1):
-        y_i = within(nu, tau, project(y_i - beta * (_inner_difference(shard, x, y_i, y, batch) + q)), y_i)
+    task, rows = _at_fixed_x(shard, x, static.batch, static.steps - 1)
+    for nu, batch in enumerate(batches(rows, static.batch, static.steps - 1, draw), 1):
+        y_i = within(nu, tau, project(y_i - beta * (_inner_difference(task, x, y_i, y, batch) + q)), y_i)
     return y_i
 
 
@@ -81,8 +82,9 @@ def inner_sgd_steps(shard: Shard, shared: Tree, private: Tree, static: Static, d
     """y_i ← y_i − β_i ∇_y g_i(x, y_i; ζ)  (Alg. 6)."""
     x, y, tau = shared
     beta = step_size(static, tau, y)
-    for nu, batch in enumerate(batches(own_rows(shard), static.batch, static.steps, draw)):
-        y = within(nu, tau, shard.task.y.project(y - beta * shard.task.inner_gradient(x, y, batch)), y)
+    task, rows = _at_fixed_x(shard, x, static.batch, static.steps)
+    for nu, batch in enumerate(batches(rows, static.batch, static.steps, draw)):
+        y = within(nu, tau, task.y.project(y - beta * task.inner_gradient(x, y, batch)), y)
     return y
 
 
@@ -228,12 +230,18 @@ def own_directions(shard: Shard, shared: Tree, private: Tree, static: Static, dr
     return (d_y, d_v), shard.task.x.project(private - static.outer_step * d_x)
 
 
-def _inner_difference(shard: Shard, x: Tensor, y_i: Tensor, y: Tensor, batch: Batch) -> Tensor:
+def _at_fixed_x(shard: Shard, x: Tensor, size: int | str, steps: int) -> tuple[Any, Rows]:
+    """The task and the rows for so many batches at one x."""
+    rows = own_rows(shard)
+    return shard.task.at_fixed_x(x, rows, steps * size) if isinstance(size, int) else (shard.task, rows)
+
+
+def _inner_difference(task: Any, x: Tensor, y_i: Tensor, y: Tensor, batch: Batch) -> Tensor:
     """∇_y g_i(x, y_i; ζ) − ∇_y g_i(x, y; ζ)."""
     if len(y) < len(x):  # then much of g may depend on x alone: under vmap over the two points that is done once
-        g = vmap(lambda point: shard.task.inner_gradient(x, point, batch))(torch.stack([y_i, y]))
+        g = vmap(lambda point: task.inner_gradient(x, point, batch))(torch.stack([y_i, y]))
         return g[0] - g[1]
-    return shard.task.inner_gradient(x, y_i, batch) - shard.task.inner_gradient(x, y, batch)
+    return task.inner_gradient(x, y_i, batch) - task.inner_gradient(x, y, batch)
 
 
 def _local_hypergradient(

@@ -22,6 +22,9 @@ from coterie.settings import Count, NonNegative, Positive
 class HeadLoss:
     """Cross-entropy of head ∘ backbone, plus ½ ridge ‖y‖². Derivatives by a linear head are written down."""
 
+    through_x = True
+    """Inputs are looked at through x alone."""
+
     def __init__(self, ridge: float = 0.0) -> None:
         self.ridge = ridge
 
