@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from coterie.numerics import convolutions
-from coterie.numerics.convolutions import Geometry, convolution, few_pixels, max_pool, unread_weight_gradients
+from coterie.numerics.convolutions import Geometry, convolution, few_pixels, unread_weight_gradients
+from coterie.numerics.pooling import max_pool
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 CASES = {

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from coterie.machine import wanted
-from coterie.numerics.convolutions import Geometry, input_gradient, maxima, picked, spread, weight_gradient
+from coterie.numerics.convolutions import Geometry, input_gradient, weight_gradient
 from coterie.numerics.memory import empty_like
+from coterie.numerics.pooling import maxima, picked, spread
 from coterie.problems.models.native import (
     MANY_CHANNELS,
     channels_last,

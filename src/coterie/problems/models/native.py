@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from coterie.machine import wanted
 from coterie.numerics.control import transformed
-from coterie.numerics.convolutions import Geometry, convolution, few_pixels, max_pool
+from coterie.numerics.convolutions import Geometry, convolution, few_pixels
+from coterie.numerics.pooling import max_pool
 from coterie.numerics.tracing import recording
 
 MANY_CHANNELS = 16
