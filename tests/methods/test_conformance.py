@@ -39,8 +39,17 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedlaw": {**FEW, "weight_steps": 3},
 }
 """Settings that save time, or that a method needs on small problems."""
-BRIEF = {"terms": 3, "local_steps": 2}
+BRIEF = {
+    **dict.fromkeys(("local_steps", "personal_steps", "head_steps", "inner_rounds", "stage_epochs"), 2),
+    **dict.fromkeys(("terms", "inner_steps", "mirror_steps", "decode_steps", "encode_steps", "solve_steps"), 3),
+}
 """More such settings, for every method whose default is larger; the stored digests are older."""
+STEPS = {"step": 0.1, "outer_step": 0.05}
+CHOSEN: dict[str, dict[str, Any]] = {
+    "primal-dual": {"local_steps": 2},
+    **dict.fromkeys(("saba", "ma-soba", "stocbio", "fedbio", "fedbioacc", "simfbo"), STEPS),  # SOBA estimates its own
+}
+"""And for methods that else choose more steps, or estimate the length of steps, in the first round."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
 
@@ -119,7 +128,8 @@ class Case:
     def _shortened(self) -> dict[str, Any]:
         known = signature(method_entry(self.method).make).parameters
         defaults = {key: known[key].default for key in BRIEF if key in known}
-        return {key: BRIEF[key] for key, value in defaults.items() if isinstance(value, int) and value > BRIEF[key]}
+        shorter = {key: BRIEF[key] for key, value in defaults.items() if isinstance(value, int) and value > BRIEF[key]}
+        return {**shorter, **CHOSEN.get(self.method, {})}
 
     @property
     def dtypes(self) -> tuple[checks.Dtype, ...]:
