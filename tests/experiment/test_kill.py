@@ -14,7 +14,7 @@ from folders import assert_same_results, lines, summary_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills are made with fork")
 
-ROUNDS = 40
+ROUNDS = 30
 RUN = [
     *("--problem", "quadratic", "--method", "meritfed", "--rounds", str(ROUNDS)),
     *("--set", 'run.baselines=["fedavg", "local-train"]', "--set", "run.record=3"),
