@@ -261,7 +261,7 @@ def test_a_folder_with_brackets_in_its_name_is_shown_as_it_is(coterie: Command, 
 
 @pytest.mark.usefixtures("no_waiting_for_disks")
 def test_the_default_run_finds_the_friends_and_beats_both_baselines(coterie: Command, tmp_path: Path) -> None:
-    done = coterie("run", "--out", tmp_path / "run", "--json", "--set", "run.record=50")
+    done = coterie("run", "--out", tmp_path / "run", "--json")
     summary = done.json
     assert (summary["outcome"], summary["rounds"]) == ("finished", 200)
     assert summary["final"]["friends_weight"] >= 0.8

@@ -255,7 +255,6 @@ def test_from_files_to_a_page_a_model_and_predictions(coterie: Command, advice: 
     assert "no preprocess.json" in coterie("predict", "ex", "ex/mine.csv").err
 
 
-@pytest.mark.usefixtures("little_effort")
 def test_the_example_with_a_network_of_ones_own(coterie: Command, here: Path) -> None:
     for name in ("own_network.py", "advise.toml"):
         shutil.copy(EXAMPLES / name, here)
