@@ -179,8 +179,15 @@ def test_settings_are_checked_and_kept(entry: MethodEntry) -> None:
     checks.settings_are_checked_and_kept(entry.make)
 
 
-@every
-@pytest.mark.parametrize("dtype", checks.BOTH)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, marks=[] if dtype == "float32" or case in FIRST else [pytest.mark.slow])
+        for case in CASES
+        for dtype in checks.BOTH
+    ],
+    ids=lambda value: f"{value.method}-{value.problem}" if isinstance(value, Case) else value,
+)
 def test_a_round_keeps_structure_shapes_and_type(case: Case, dtype: checks.Dtype) -> None:
     checks.a_round_keeps_structure_shapes_and_type(case, dtype)
 
@@ -224,13 +231,17 @@ def test_full_batches_leave_no_draw_to_the_first_methods() -> None:
 
 
 @some
-@pytest.mark.parametrize("participation", [{"active": 0.5}, {"count": 2}], ids=["half", "two"])
+@pytest.mark.parametrize(
+    "participation",
+    [pytest.param({"active": 0.5}, marks=pytest.mark.slow), {"count": 2}],  # other tests here have some active, too
+    ids=["half", "two"],
+)
 def test_some_clients_are_enough(case: Case, participation: dict[str, Any]) -> None:
     checks.some_clients_are_enough(case, participation)
 
 
 @some
-@pytest.mark.parametrize("dtype", checks.BOTH)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_weights_stay_on_the_simplex(case: Case, dtype: checks.Dtype) -> None:
     result = checks.weights_stay_on_the_simplex(case, dtype)
     if result.view.weights is None:

@@ -24,7 +24,12 @@ GENTLE = {"step": 1e-3, "outer_step": 1e-3, "series_step": 1e-2, "lipschitz": 10
 CHEAP = {"exact-gd": {"inner": "gradient", "local_steps": 1, "batch": 4, "damping": 1e-2}}
 WITHOUT_CLASSES = ("toy-cosine", "mean-estimation", "quadratic")
 learners = [entry for entry in METHODS if entry.learns_weights]
-problems = [entry.name for entry in PROBLEMS if entry.name in SMALL]
+ALIKE = ("noisy-clients", "mixture")  # digits again, as groups and friends
+problems = [
+    pytest.param(entry.name, marks=[pytest.mark.slow] if entry.name in ALIKE else [])
+    for entry in PROBLEMS
+    if entry.name in SMALL
+]
 
 
 BUILT = {}
