@@ -16,7 +16,7 @@ from coterie.cli import main
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills are made with fork")
 
-ROUNDS = 30
+ROUNDS = 40
 RUN = [
     *("--problem", "quadratic", "--method", "meritfed", "--rounds", str(ROUNDS)),
     *("--set", 'run.baselines=["fedavg", "local-train"]', "--set", "run.record=3"),
