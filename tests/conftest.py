@@ -6,7 +6,9 @@ import signal
 import sys
 from collections.abc import Callable
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from coterie import machine  # isort: skip  (fixes MKL's branch, so before torch is used)
@@ -69,3 +71,46 @@ def contents() -> Callable[[Path], dict[str, str]]:
 def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power fails in a test, and not even SIGKILL loses what was written."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids and comparisons make their runs in this process, one at a time: a worker takes longer to start than to run.
+
+    What a process of its own is for, `experiment/test_compare.py` tests with real ones.
+    """
+    from coterie.errors import CoterieError, RunError
+    from coterie.experiment import processes, worker
+
+    turn = Lock()
+
+    class Here:
+        """A worker without a process."""
+
+        is_there = True
+
+        def __init__(self, threads: int, portable: bool) -> None:
+            pass
+
+        def make(self, config: Path, folder: Path) -> dict[str, Any]:
+            try:
+                with turn:
+                    return worker.made(config, folder)
+            except CoterieError as error:
+                raise RunError(f"the run in {folder} failed: {error}") from None
+
+        def stop(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(processes, "_Worker", Here)
+
+
+@pytest.fixture
+def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An advice orders the rows once and shuffles labels seldom: for tests of everything but how sure it is."""
+    module = import_module("coterie.advise.advise")
+    find_out, little = module._find_out, module.Effort(1, 19, 1)
+    monkeypatch.setattr(module, "_find_out", lambda data, config, effort, *rest: find_out(data, config, little, *rest))

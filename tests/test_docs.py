@@ -126,12 +126,23 @@ def cases() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("page", cases())
-def test_snippets(page: Path, tmp_path: Path) -> None:
-    """Page by page: a snippet needs those before it, which another process would have to run again."""
-    reader = Reader(page, tmp_path)
+def read_all(page: Path, folder: Path) -> None:
+    reader = Reader(page, folder)
     for snippet in filter(runs, snippets(page)):
         reader.read_to(snippet)
+
+
+@pytest.mark.parametrize("page", cases())
+@pytest.mark.usefixtures("workers_here", "little_effort")
+def test_snippets(page: Path, tmp_path: Path) -> None:
+    """Page by page: a snippet needs those before it, which another process would have to run again."""
+    read_all(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
+def test_snippets_that_advise_with_all_effort(name: str, tmp_path: Path) -> None:
+    read_all(ROOT / name, tmp_path)
 
 
 def test_the_readme_shows_the_library_and_the_command_line() -> None:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from inspect import isfunction, signature
 from pathlib import Path
@@ -84,13 +85,32 @@ def test_the_walk_sees_every_kind_of_import():
     assert list(imports(ast.parse(text), "p.q")) == ["a.b", "c.d", "c.e", "p.q.h", "p.i.j"]
 
 
+@cache
+def seen_in(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], bool]:
+    """What a file imports, which attributes of names it uses, and whether it allows pickles; read once."""
+    tree = ast.parse(path.read_text())
+    package = ".".join(["coterie", *path.relative_to(SOURCE).with_suffix("").parts[:-1]])
+    nodes = list(ast.walk(tree))
+    attributes = [
+        (node.value.id, node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    allowed = any(
+        isinstance(node, ast.keyword)
+        and node.arg == "allow_pickle"
+        and not (isinstance(node.value, ast.Constant) and node.value.value is False)
+        for node in nodes
+    )
+    return tuple(imports(tree, package)), tuple(dict.fromkeys(attributes)), allowed
+
+
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_go_downwards_only(path):
     parts = path.relative_to(SOURCE).with_suffix("").parts
     own = parts[0]
     assert own in LEVEL, f"{own} has no place among the layers {ORDER}"
-    package = ".".join(["coterie", *parts[:-1]])
-    for module in imports(ast.parse(path.read_text()), package):
+    for module in seen_in(path)[0]:
         if module.split(".")[0] == "coterie":
             other = layer(module)
             if (name_of(path), module) in BY_NAME:
@@ -100,17 +120,15 @@ def test_imports_go_downwards_only(path):
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_nothing_unpickles(path):
-    tree = ast.parse(path.read_text())
+    modules, attributes, allows_pickles = seen_in(path)
     loaders = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-    for module in imports(tree, "coterie"):
+    for module in modules:
         assert module.partition(".")[0] not in loaders, module
         assert module != "torch.load"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) != ("torch", "load")
-            assert node.value.id != "pickle", f"pickle.{node.attr}"
-        if isinstance(node, ast.keyword):
-            assert node.arg != "allow_pickle" or (isinstance(node.value, ast.Constant) and node.value.value is False)
+    for name, attribute in attributes:
+        assert (name, attribute) != ("torch", "load")
+        assert name != "pickle", f"pickle.{attribute}"
+    assert not allows_pickles
 
 
 def is_factory(value: object, module: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,22 +26,28 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place for runs that are made once and copied."""
+    return tmp_path_factory.mktemp("made")
+
+
 @pytest.fixture
-def result(coterie: Command, tmp_path: Path) -> Path:
+def result(coterie: Command, made: Path, tmp_path: Path) -> Path:
     """A finished run."""
-    folder = tmp_path / "result"
-    assert coterie("run", "--out", folder, *QUICK).code == 0
-    return folder
+    if not (made / "result").exists():
+        assert coterie("run", "--out", made / "result", *QUICK).code == 0
+    return shutil.copytree(made / "result", tmp_path / "result")
 
 
 @pytest.fixture
-def stopped(coterie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stopped(coterie: Command, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run stopped in round 3."""
-    folder = tmp_path / "stopped"
-    with monkeypatch.context() as patch:
-        patch.setattr(LiveDisplay, "recorded", _stop_at_3)
-        assert coterie("run", "--out", folder, *QUICK).code == 1
-    return folder
+    if not (made / "stopped").exists():
+        with monkeypatch.context() as patch:
+            patch.setattr(LiveDisplay, "recorded", _stop_at_3)
+            assert coterie("run", "--out", made / "stopped", *QUICK).code == 1
+    return shutil.copytree(made / "stopped", tmp_path / "stopped")
 
 
 def _stop_at_3(self: LiveDisplay, line: dict[str, Any], view: Any) -> None:

@@ -1,7 +1,8 @@
 """Starts coterie's command line again and again and kills it. Torch is imported once; every start is a fork.
 
     killer.py random COUNT SEED TOTAL FOLDER -- ARGUMENTS OF RUN     at random moments, then lets it finish
-    killer.py signals COUNT SEED TOTAL FOLDER -- ARGUMENTS OF RUN    the same with SIGKILL, SIGTERM and SIGINT in turn
+    killer.py signals COUNT SEED TOTAL FOLDER -- ARGUMENTS OF RUN    the same with SIGKILL, SIGTERM and SIGINT in turn,
+                                                                     and a calm run beside it
     killer.py points STRIDE FOLDER -- ARGUMENTS OF RUN               at every STRIDE-th step of writing, a folder each
 
 Prints JSON: what was killed and where.
@@ -22,6 +23,12 @@ from typing import Any
 import torch
 import torch._dynamo  # the first gradient imports it, and every fork would do so again
 
+import coterie.experiment.run
+import coterie.methods.baselines.fedavg
+import coterie.methods.baselines.local_train
+import coterie.methods.weights.meritfed
+import coterie.problems.catalogue.quadratic
+import coterie.report.terminal  # noqa: F401  (as above)
 from coterie.cli import main
 
 STEPS = ((os, "fsync"), (os, "replace"), (os, "unlink"), (tempfile, "mkstemp"))
@@ -66,7 +73,9 @@ def progress(folder: Path) -> int:
 
 def signal_at_random(count: int, seed: int, total: int, folder: Path, arguments: list[str]) -> dict[str, Any]:
     every = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-    return kill_at_random(count, seed, total, folder, arguments, every)
+    calm = folder.with_name("calm")
+    code = ended(start(command(calm, arguments), calm))
+    return {**kill_at_random(count, seed, total, folder, arguments, every), "calm": code}
 
 
 def kill_at_random(

@@ -130,6 +130,7 @@ def test_a_method_that_moves_nothing_runs_all_its_rounds(tmp_path: Path) -> None
     assert summary["rounds"] == 4
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_the_command_compares_resumes_and_writes_tables(coterie: Command, tmp_path: Path) -> None:
     folder = tmp_path / "c"
     arguments = ["compare", "--problem", "quadratic", "--rounds", 4, "--out", folder, "--json"]

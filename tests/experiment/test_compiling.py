@@ -63,7 +63,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(rounds: int = 12, **table: Any) -> Any:
     run = {"method": "fedavg", "rounds": rounds, "threads": 1, "baselines": [], "dtype": "float64", **table}
-    return resolve({"run": run, "problem": {"clients": 4, "friends": 2}, "federation": {"mode": "vmap"}})
+    problem, method = {"clients": 4, "friends": 2, "model": "logistic"}, {"local_steps": 2}
+    return resolve({"run": run, "problem": problem, "method": method, "federation": {"mode": "vmap"}})
 
 
 def silent(name: str, is_baseline: bool) -> None:
@@ -165,7 +166,7 @@ class Remembering(torch.nn.Module):
 def test_code_of_somebody_else_is_not_recorded_unasked(net: torch.nn.Module, compiled: bool) -> None:
     x, y = torch.eye(3), torch.tensor([0, 1, 0])
     problem = coterie.Weighting.on([(x, y)] * 3, (x, y), model=net, loss="cross_entropy")
-    coterie.fit(problem, coterie.methods.fedavg(batch=2), rounds=12, mode="vmap")
+    coterie.fit(problem, coterie.methods.fedavg(batch=2, local_steps=2), rounds=12, mode="vmap")
     assert bool(Interpreting.made) == compiled
 
 

@@ -255,6 +255,7 @@ TUNED = Table(
 STUDY = Study("tuned", "fednest", "a study for this test", {"small": TUNED})
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_every_run_spends_the_budget_with_the_settings_that_its_grid_chose(tmp_path: Path) -> None:
     result = reproduce(STUDY, TUNED, "small", tmp_path, at_once=1)
     assert result["chosen"] == {name: {"method.step": 0.1} for name in ("fedavg", "sgd-full")}

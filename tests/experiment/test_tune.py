@@ -70,6 +70,7 @@ def test_a_value_out_of_bounds_is_found_before_anything_runs(tmp_path: Path) -> 
     assert not (tmp_path / "grid").exists()
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_the_command_writes_the_best_configuration_and_repeats_nothing(coterie: Command, tmp_path: Path) -> None:
     folder = tmp_path / "grid"
     arguments = ["tune", "--problem", "quadratic", "--method", "local-train", "--grid", "method.step=0.001,0.3"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 
-from test_conformance import Case, assert_on_simplex, assert_same, some
+from test_conformance import Case, assert_on_simplex, assert_same, built, some
 
 from coterie.errors import NoClients, UsageError
 from coterie.experiment.build import assemble, check_deployable
@@ -315,14 +315,14 @@ def assert_sound(result: Result, case: Case) -> None:
 @some
 def test_every_method_bears_a_third_of_its_replies_going_wrong(case, tmp_path):
     """And an interruption in the middle of it, and another size of chunks, change no bit."""
-    config = under(case, HARD, clip=3.0, trust=2.0, chunk=1000)
-    one = run_rounds(assemble(config), None)
+    config, problem = under(case, HARD, clip=3.0, trust=2.0, chunk=1000), built(case.problem, "float64")
+    one = run_rounds(assemble(config, None, problem), None)
     assert_sound(one, case)
     if case.method not in ("local-train", "fednest", "fednest-sgd"):  # nested ones report a series that faults let grow
         assert one.summary["outcome"] == "finished"
         assert sum(one.summary["events"].values()) > 3
-    run_rounds(assemble(config.with_run(rounds=2)), tmp_path)
-    two = run_rounds(assemble(config.with_federation(chunk=2)), tmp_path, resume=True)
+    run_rounds(assemble(config.with_run(rounds=2), None, problem), tmp_path)
+    two = run_rounds(assemble(config.with_federation(chunk=2), None, problem), tmp_path, resume=True)
     assert_same(one.state, two.state)
     assert one.summary.get("events") == two.summary.get("events")
     assert one.ledger.as_dict() == two.ledger.as_dict()

@@ -123,10 +123,16 @@ def sizes_of(k: int, equal: bool) -> list[int]:
 @pytest.mark.chunk_free
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("equal", [True, False], ids=["equal", "unequal"])
 @pytest.mark.parametrize(
-    ("name", "shape", "k"),
-    [("logistic", (28, 28), 7), ("mlp", (28, 28), 7), ("mlp", IMAGE, 40), ("conv", IMAGE, 7)],
+    ("name", "shape", "k", "equal"),
+    [
+        *(("logistic", (28, 28), 7, equal) for equal in (True, False)),
+        pytest.param("mlp", (28, 28), 7, True, marks=pytest.mark.slow),
+        ("mlp", (28, 28), 7, False),
+        *(("mlp", IMAGE, 40, equal) for equal in (True, False)),
+        pytest.param("conv", IMAGE, 7, True, marks=pytest.mark.slow),
+        ("conv", IMAGE, 7, False),
+    ],
 )
 def test_no_bit_depends_on_the_chunk(shards, name, shape, k, equal, dtype, mode):
     data = shards(sizes_of(k, equal), shape, dtype)
@@ -138,7 +144,7 @@ def test_no_bit_depends_on_the_chunk(shards, name, shape, k, equal, dtype, mode)
         (whole.gather(f, theta, draw=DRAW, **s).rows, whole.mean(f, theta, weights=weights, draw=DRAW, **s))
         for f, s in works
     ]
-    for chunk in (1, 2, 3, 5, 7, k):
+    for chunk in (1, 3, 5, k):
         fed = replace(whole, engine=replace(whole.engine, chunk=chunk))
         for (f, s), (rows, mean) in zip(works, expected, strict=True):
             gathered = fed.gather(f, theta, draw=DRAW, **s).rows

@@ -1,6 +1,6 @@
 """What every registered method must keep, on small problems that it fits. Registering a method puts it in here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -39,8 +39,17 @@ QUICK: dict[str, dict[str, Any]] = {
     "fedlaw": {**FEW, "weight_steps": 3},
 }
 """Settings that save time, or that a method needs on small problems."""
-BRIEF = {"terms": 3, "local_steps": 2}
+BRIEF = {
+    **dict.fromkeys(("local_steps", "personal_steps", "head_steps", "inner_rounds", "stage_epochs"), 2),
+    **dict.fromkeys(("terms", "inner_steps", "mirror_steps", "decode_steps", "encode_steps", "solve_steps"), 3),
+}
 """More such settings, for every method whose default is larger; the stored digests are older."""
+STEPS = {"step": 0.1, "outer_step": 0.05}
+CHOSEN: dict[str, dict[str, Any]] = {
+    "primal-dual": {"local_steps": 2},
+    **dict.fromkeys(("saba", "ma-soba", "stocbio", "fedbio", "fedbioacc", "simfbo"), STEPS),  # SOBA estimates its own
+}
+"""And for methods that else choose more steps, or estimate the length of steps, in the first round."""
 
 MISFITS = {("exact-gd", "friends"): "the Hessian of logistic regression without a penalty is singular"}
 
@@ -93,14 +102,17 @@ class Case:
     method: str
     problem: str
     brief: bool = False
+    rounds: int = 3
 
-    def config(self, *, rounds: int = 3, dtype: str = "float64", full: bool = False, **federation: Any) -> Config:
+    def config(
+        self, *, rounds: int | None = None, dtype: str = "float64", full: bool = False, **federation: Any
+    ) -> Config:
         return resolve(
             {
                 "run": {
                     "method": self.method,
                     "problem": self.problem,
-                    "rounds": rounds,
+                    "rounds": rounds or self.rounds,
                     "dtype": dtype,
                     "threads": 1,
                     "baselines": [],
@@ -119,7 +131,8 @@ class Case:
     def _shortened(self) -> dict[str, Any]:
         known = signature(method_entry(self.method).make).parameters
         defaults = {key: known[key].default for key in BRIEF if key in known}
-        return {key: BRIEF[key] for key, value in defaults.items() if isinstance(value, int) and value > BRIEF[key]}
+        shorter = {key: BRIEF[key] for key, value in defaults.items() if isinstance(value, int) and value > BRIEF[key]}
+        return {**shorter, **CHOSEN.get(self.method, {})}
 
     @property
     def dtypes(self) -> tuple[checks.Dtype, ...]:
@@ -166,15 +179,22 @@ def test_settings_are_checked_and_kept(entry: MethodEntry) -> None:
     checks.settings_are_checked_and_kept(entry.make)
 
 
-@every
-@pytest.mark.parametrize("dtype", checks.BOTH)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, marks=[] if dtype == "float32" or case in FIRST else [pytest.mark.slow])
+        for case in CASES
+        for dtype in checks.BOTH
+    ],
+    ids=lambda value: f"{value.method}-{value.problem}" if isinstance(value, Case) else value,
+)
 def test_a_round_keeps_structure_shapes_and_type(case: Case, dtype: checks.Dtype) -> None:
     checks.a_round_keeps_structure_shapes_and_type(case, dtype)
 
 
 @first
 def test_a_checkpoint_gives_the_state_back_bit_by_bit(case: Case, tmp_path: Path) -> None:
-    checks.a_checkpoint_gives_the_state_back(case, tmp_path)
+    checks.a_checkpoint_gives_the_state_back(replace(case, rounds=2), tmp_path)
 
 
 @pytest.mark.parametrize("case", sampled(CASES), ids=lambda case: f"{case.method}-{case.problem}")
@@ -211,13 +231,17 @@ def test_full_batches_leave_no_draw_to_the_first_methods() -> None:
 
 
 @some
-@pytest.mark.parametrize("participation", [{"active": 0.5}, {"count": 2}], ids=["half", "two"])
+@pytest.mark.parametrize(
+    "participation",
+    [pytest.param({"active": 0.5}, marks=pytest.mark.slow), {"count": 2}],  # other tests here have some active, too
+    ids=["half", "two"],
+)
 def test_some_clients_are_enough(case: Case, participation: dict[str, Any]) -> None:
     checks.some_clients_are_enough(case, participation)
 
 
 @some
-@pytest.mark.parametrize("dtype", checks.BOTH)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_weights_stay_on_the_simplex(case: Case, dtype: checks.Dtype) -> None:
     result = checks.weights_stay_on_the_simplex(case, dtype)
     if result.view.weights is None:
@@ -226,4 +250,4 @@ def test_weights_stay_on_the_simplex(case: Case, dtype: checks.Dtype) -> None:
 
 @first
 def test_a_round_is_pure(case: Case) -> None:
-    checks.a_round_is_pure(case)
+    checks.a_round_is_pure(replace(case, rounds=1))

@@ -5,7 +5,7 @@ from inspect import signature
 import pytest
 import torch
 
-from coterie.experiment.build import assemble
+from coterie.experiment.build import assemble, make_problem
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.methods.registry import METHODS
@@ -24,7 +24,23 @@ GENTLE = {"step": 1e-3, "outer_step": 1e-3, "series_step": 1e-2, "lipschitz": 10
 CHEAP = {"exact-gd": {"inner": "gradient", "local_steps": 1, "batch": 4, "damping": 1e-2}}
 WITHOUT_CLASSES = ("toy-cosine", "mean-estimation", "quadratic")
 learners = [entry for entry in METHODS if entry.learns_weights]
-problems = [entry.name for entry in PROBLEMS if entry.name in SMALL]
+ALIKE = ("noisy-clients", "mixture")  # digits again, as groups and friends
+problems = [
+    pytest.param(entry.name, marks=[pytest.mark.slow] if entry.name in ALIKE else [])
+    for entry in PROBLEMS
+    if entry.name in SMALL
+]
+
+
+BUILT = {}
+
+
+def shared(config):
+    """The problem of a configuration, built once for all learners."""
+    key = config.run.problem, repr(config.problem)
+    if key not in BUILT:
+        BUILT[key] = make_problem(config)
+    return BUILT[key]
 
 
 @pytest.mark.parametrize("problem", problems)
@@ -39,7 +55,8 @@ def test_it_runs(learner, problem):
     method = {f"method.{key}": value for key, value in settings.items()}
     sizes = {f"problem.{key}": value for key, value in SMALL[problem].items()}
     run = {"run.method": learner.name, "run.problem": problem, "run.rounds": 2, "run.baselines": []}
-    result = run_rounds(assemble(load(sets={**sizes, **method}, flags={**run, "federation.mode": "vmap"})), None)
+    config = load(sets={**sizes, **method}, flags={**run, "federation.mode": "vmap"})
+    result = run_rounds(assemble(config, None, shared(config)), None)
     assert result.summary["outcome"] == "finished", result.summary["message"]
     w = result.view.weights
     assert bool(torch.isfinite(result.view.model).all())

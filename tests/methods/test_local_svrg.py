@@ -42,7 +42,7 @@ def test_the_linear_system_is_solved(problem: Weighting) -> None:
     theta = problem.exact.theta(w)
     goal = problem.exact.target_hessian @ (theta - problem.exact.target_optimum)
     h = solve(
-        federation(problem), "system", goal, w, SVRGSteps(0.1, 1, 0.1, 600, 3), Draw.of(2), constants=(theta, goal)
+        federation(problem), "system", goal, w, SVRGSteps(0.25, 1, 0.2, 120, 10), Draw.of(2), constants=(theta, goal)
     )
     exact = torch.linalg.solve(torch.einsum("k,kij->ij", w, problem.exact.hessians), goal)
     assert (h - exact).norm() < 1e-9

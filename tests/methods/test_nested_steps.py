@@ -81,7 +81,7 @@ def test_the_outer_step_is_the_best_below_half_of_the_longest_stable_one(conditi
 
 
 def test_a_small_model_of_a_larger_problem_is_stable_and_not_timid() -> None:
-    problem = nested_quadratic(WIDE, clients=3, dimension=30, inner_dimension=40, condition=10.0)
+    problem = nested_quadratic(WIDE, clients=3, dimension=14, inner_dimension=20, condition=10.0)
     found, fed = chosen(problem)
     grid = np.geomspace(0.01, 10.0, 60)
     stable = [g for g in grid if radius(iteration(problem.exact, 1.0 / found.inner, g)) < 1.0]

@@ -22,7 +22,7 @@ FROZEN = {"warmup": 10**6, "batch": "all"}
     ("problem", "settings", "rounds"),
     [
         (a_quadratic(), {"step": 0.3, "dual_step": 0.6, "local_steps": 10}, 15),
-        (a_toy(), {"step": 0.05, "dual_step": 0.1, "local_steps": 10, "radius": 100.0}, 100),
+        (a_toy(), {"step": 0.05, "dual_step": 0.1, "local_steps": 10, "radius": 100.0}, 25),
     ],
     ids=["quadratic", "toy"],
 )

@@ -29,7 +29,7 @@ LEARNERS = [
     (methods.meritfed, {"mirror": "smd", "mirror_batch": 12}),
     pytest.param(methods.meritfed_zo, {}, marks=pytest.mark.slow),
     (methods.primal_dual, OUTER),
-    (methods.bilevel, SVRG),
+    pytest.param(methods.bilevel, SVRG, marks=pytest.mark.slow),
     pytest.param(methods.bilevel_accelerated, SVRG, marks=pytest.mark.slow),
     (methods.fednest_weights, OUTER),
     pytest.param(methods.exact_gd, {**OUTER, "local_steps": 1}, marks=pytest.mark.slow),

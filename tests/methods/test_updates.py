@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_conformance import FIRST, Case, assert_same, first, some
+from test_conformance import FIRST, Case, assert_same, built, first, some
 
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import assemble
@@ -30,7 +30,8 @@ SENDS_WHOLE_NUMBERS = {"top-k", "zerofl", "feddst", "fedsep-submodel", "ifca"}  
 def watched(case: Case, rounds: int = 2, **settings: Any) -> Watched:
     """Two rounds where nothing moves, so that works of the second round are seen too."""
     config = case.config()
-    parts = assemble(replace(config, method={**config.method, **settings}))
+    config = replace(config, method={**config.method, **settings})
+    parts = assemble(config, None, built(case.problem, config.run.dtype))
     if case.method != "exact-gd":
         return watch_rounds(parts, rounds)
     watch = watching(parts)  # the Hessian is 0 here, and exact-gd inverts it
@@ -91,11 +92,12 @@ LOOSE: dict[str, dict[str, Any]] = {
 @some
 def test_stages_that_change_nothing_change_no_bit(case: Case) -> None:
     config = case.config(rounds=2, dtype="float32")
-    plain = run_rounds(assemble(config), None).state
+    problem = built(case.problem, config.run.dtype)
+    plain = run_rounds(assemble(config, None, problem), None).state
     tables = {"run": config.run.model_dump(), "method": config.method, "problem": config.problem}
     tables["federation"] = {**config.federation.model_dump(), **LOOSE["federation"]}
     tables["privacy"] = {} if case.method in SENDS_WHOLE_NUMBERS else LOOSE["privacy"]
-    state = run_rounds(assemble(resolve(tables)), None).state
+    state = run_rounds(assemble(resolve(tables), None, problem), None).state
     while hasattr(state, "inner"):
         state = state.inner
     assert_same(plain, state)
@@ -111,7 +113,7 @@ def three_rounds(method: Method, fed: Federation, state: Any) -> Any:
 @first
 def test_methods_that_send_whole_numbers_say_so(case: Case) -> None:
     """They are refused before a round; the stage itself would refuse the same work when it is first asked."""
-    parts = assemble(case.config())
+    parts = case.parts()
     assert bool(parts.method.whole_numbers) == (case.method in SENDS_WHOLE_NUMBERS)
     if not parts.method.whole_numbers:
         return

@@ -1,8 +1,5 @@
 """Derivatives have the bits of torch.func, under vmap and inside of each other, and leave the compiler alone."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor, func
@@ -102,21 +99,3 @@ def test_a_function_that_ignores_its_argument_has_gradient_0():
 def test_a_function_with_several_numbers_is_refused():
     with pytest.raises(RuntimeError, match="one number"):
         grad(lambda x: x)(Y[0])
-
-
-def test_training_does_not_import_the_compiler():
-    """It takes about as long as importing torch."""
-    code = """
-import sys
-import torch
-from coterie.experiment.build import assemble
-from coterie.experiment.config import load
-from coterie.experiment.loop import run_rounds
-
-for method, problem in [("meritfed", "friends"), ("fednest", "hyper-representation")]:
-    names = {"run.method": method, "run.problem": problem, "run.rounds": 1, "problem.clients": 5}
-    parts = assemble(load(None, names))
-    assert run_rounds(parts, None).summary["outcome"] == "finished"
-assert "torch._dynamo" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

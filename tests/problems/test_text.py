@@ -4,7 +4,6 @@ Most of it needs transformers, which is not among the test extras: `pip install 
 """
 
 import logging
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -294,8 +293,3 @@ def test_a_missing_extra_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match=r"transformers, which is not installed.*pip install 'coterie\[text\]'"):
         open_encoder("anything")
-
-
-def test_nothing_of_transformers_is_imported_before_an_encoder_is_opened() -> None:
-    code = "import sys, coterie.cli, coterie.problems.catalogue.mixture; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -71,7 +71,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(trees)
 def test_every_tree_comes_back_bit_by_bit(tree: Any) -> None:
     data = encode(tree)

@@ -358,10 +358,10 @@ def test_hundreds_of_corrupted_replies_leave_the_server_up_and_the_honest_alone(
     dice = random.Random(1)
     fed, _, _ = federation(3, change=only("node1", lambda reply: corrupted(reply, dice)), timeout=1e-6)
     named = 0
-    for i in range(750):
+    for i in range(300):
         gathered = fed.gather(total, draw=DRAW.round(i))
         assert {0, 2} <= set(gathered.ids.tolist())
         events = kinds(fed)
         assert {client for client, _ in events} <= {1}
         named += bool(events)
-    assert named > 250
+    assert named > 100

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_conformance import DISTILLERS, assert_same, recorded, sampled
-from test_methods import EVERY, Case, keeping, opened
+from test_conformance import DISTILLERS, FIRST, assert_same, recorded, sampled
+from test_methods import EVERY, KEEPS, Case, opened
 
 from coterie.engines.ray.group import Group, GroupSpec, group_spec
 from coterie.engines.ray.launch import groups
@@ -106,7 +106,18 @@ def test_the_target_may_be_in_a_group(method: str) -> None:
     assert_bits(config_of(next(c for c in EVERY if c.method == method), target=3), in_groups())
 
 
-@keeping
+keeping_first = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case in FIRST else [pytest.mark.slow])  # a second problem of the same method
+        for case in EVERY
+        if case.method in KEEPS
+    ],
+    ids=lambda case: f"{case.method}-{case.problem}",
+)
+
+
+@keeping_first
 def test_a_group_that_is_lost_is_refilled_and_no_bit_changes(case: Case) -> None:
     made: list[InGroups] = []
     config = config_of(case, rounds=3)
@@ -121,7 +132,7 @@ def test_a_group_that_is_lost_is_refilled_and_no_bit_changes(case: Case) -> None
     assert torch.equal(whole.view.model, broken.view.model)
 
 
-@keeping
+@keeping_first
 def test_a_resumed_run_is_refilled_with_other_groups_and_no_bit_changes(case: Case, tmp_path: Path) -> None:
     whole, broken, memory = (tmp_path / name for name in ("whole", "broken", "memory"))
     for folder in (whole, broken):

@@ -14,7 +14,7 @@ from coterie.problems import Context
 from coterie.problems.files import load_files
 from coterie.study.advice import advise_trial
 
-EFFORT = Effort(1, 99, 0)
+EFFORT = Effort(1, 19, 0)
 
 
 def settings(**flags: Any) -> dict[str, Any]:
