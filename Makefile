@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# every process of a test would compile all of the source again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo quick test test-all lint bench docs constraints bounds clean
 .DELETE_ON_ERROR:
 

@@ -140,6 +140,8 @@ def test_it_is_used_where_nothing_differentiates_around_it_and_nowhere_else(call
     torch.testing.assert_close(twice, case.task.hvp(theta, v, batch))
     images = Batch((case.images[0], case.y[0]))  # not cut into patches beforehand
     torch.testing.assert_close(case.task.gradient(theta, images), plain)
+    with torch.autocast("cpu"):  # other numbers than the layers would take
+        case.task.gradient(theta, batch)
     monkeypatch.setattr(tiled, "wanted", lambda: True)  # portable processes keep torch's layers
     torch.testing.assert_close(case.task.gradient(theta, batch), plain)
     assert calls == ["_gradients", "_products", "_products"]

@@ -151,7 +151,9 @@ class Tiled(NamedTuple):
         Args:
             inputs: what a model is given.
         """
-        return isinstance(inputs, Tensor) and inputs.dim() == 5 and len(inputs) > 0 and not (wanted() or recording())
+        if not isinstance(inputs, Tensor) or inputs.dim() != 5 or len(inputs) == 0:
+            return False
+        return not (wanted() or recording() or torch.is_autocast_enabled(inputs.device.type))
 
     def gradient(self, theta: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None, slope: Slope) -> Tensor:
         """∇L(θ); it composes with vmap, and is not to be differentiated again.
