@@ -1,6 +1,7 @@
 """Networks of patches with batch norm, differentiated by hand: the derivatives of torch's layers and autograd."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 
 from coterie.federation import Batch
 from coterie.numerics import Draw
+from coterie.numerics.proximal import Pull, proximal_point
 from coterie.problems.models import FlatModel, build, tiled
 from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
 from coterie.problems.models.tiled import Tiled
@@ -96,6 +98,51 @@ def test_the_bits_of_a_client_do_not_depend_on_the_others(name: str) -> None:
     torch.testing.assert_close(pairs(slice(None))[:, 0], gradients)
 
 
+PULL = Pull(penalty=2.0, step=0.1, steps=7, accuracy=1e-3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_proximal_point_is_that_of_torchs_layers(name: str, weighted: bool) -> None:
+    case = Case(name, l2=0.0)
+    loss, center = case.loss(0, weighted), case.theta[0, 0]
+    plain = proximal_point(lambda t: grad(loss)(t) - 0.1 * t, center, PULL)  # the loss of a case has a ridge of .1
+    found = case.task.proximal_point(center, case.batch(0, weighted), PULL)
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(found, center, atol=1e-3)
+
+
+@pytest.mark.chunk_free
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_bits_of_a_proximal_point_do_not_depend_on_other_clients(name: str) -> None:
+    case = Case(name, torch.float32, l2=0.0)
+    centers = case.theta[:, 0]
+    whole = vmap(lambda t, x, y: case.task.proximal_point(t, Batch((x, y)), PULL))(centers, case.x, case.y)
+    one = [case.task.proximal_point(centers[k], case.batch(k), PULL) for k in range(CLIENTS)]
+    assert torch.equal(whole, torch.stack(one))
+    two = vmap(lambda t, x, y: case.task.proximal_point(t, Batch((x, y)), PULL))(centers[1:3], case.x[1:3], case.y[1:3])
+    assert torch.equal(whole[1:3], two)
+
+
+def test_a_client_that_is_accurate_enough_stays_where_it_is_while_the_others_move() -> None:
+    case = Case("grey", l2=0.0)
+    centers, pull = case.theta[:, 0], PULL._replace(steps=1)
+    norms = torch.stack([case.task.gradient(centers[k], case.batch(k)).square().sum() for k in range(CLIENTS)])
+    between = pull._replace(accuracy=float(norms.sort().values[1:3].mean()))
+    found = vmap(lambda t, x, y: case.task.proximal_point(t, Batch((x, y)), between))(centers, case.x, case.y)
+    stayed = (found == centers).all(1)
+    assert stayed.tolist() == (norms < between.accuracy).tolist()
+    assert stayed.sum() == 2
+
+
+def test_a_ridge_keeps_the_plain_proximal_point(calls) -> None:
+    case = Case("grey")
+    found = case.task.proximal_point(case.theta[0, 0], case.batch(0), PULL)
+    loss = case.loss(0, weighted=False)
+    torch.testing.assert_close(found, proximal_point(grad(loss), case.theta[0, 0], PULL), rtol=1e-9, atol=1e-11)
+    assert calls == ["_gradients"] * PULL.steps
+
+
 def test_levels_of_vmap_may_come_in_any_order() -> None:
     case = Case("grey")
     theta, x, y, weight = case.theta, case.x, case.y, case.weight
@@ -116,7 +163,7 @@ def test_levels_of_vmap_may_come_in_any_order() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What was computed by hand."""
     seen: list[str] = []
-    for name in ("_gradients", "_products"):
+    for name in ("_gradients", "_products", "_proximal_points"):
         plain = getattr(Tiled, name)
 
         def counted(self: Tiled, *args: object, plain=plain, name=name) -> Tensor:
@@ -135,7 +182,9 @@ def test_it_is_used_where_nothing_differentiates_around_it_and_nowhere_else(call
     plain = grad(case.loss(0, weighted=False))(theta)
     case.task.gradient(theta, batch)
     case.task.hvp(theta, v, batch)
-    assert calls == ["_gradients", "_products"]
+    replace(case.task, l2=0.0).proximal_point(theta, batch, PULL)
+    assert calls == ["_gradients", "_products", "_proximal_points"]
+    calls.pop()
     twice = grad(lambda t: case.task.gradient(t, batch) @ v)(theta)  # a derivative around it
     torch.testing.assert_close(twice, case.task.hvp(theta, v, batch))
     images = Batch((case.images[0], case.y[0]))  # not cut into patches beforehand

@@ -17,6 +17,7 @@ from coterie.federation import Attack, Batch, Federation, Ledger, Memory, Rows, 
 from coterie.federation.work import rows_for_records
 from coterie.measures import Measure, number
 from coterie.numerics import Draw
+from coterie.numerics.proximal import Pull, proximal_point
 from coterie.settings import StatisticsPrivacy
 
 T = TypeVar("T")
@@ -82,6 +83,16 @@ class Oracles(ABC):
     @abstractmethod
     def footprint(self, rows: Rows, capacity: int) -> int:
         """Bytes that the gradient of one client may need."""
+
+    def proximal_point(self, center: Tensor, batch: Batch, pull: Pull) -> Tensor:
+        """argmin L(θ) + λ/2 ‖θ − centre‖² on a batch, by gradient descent from the centre.
+
+        Args:
+            center: where θ starts and is pulled to.
+            batch: the rows, the same for all steps.
+            pull: λ, and how to descend.
+        """
+        return proximal_point(lambda theta: self.gradient(theta, batch), center, pull)
 
     def full(self, oracle: Callable[[Batch], Any], rows: Rows) -> Any:
         """The mean of a batch oracle over all of a holder's rows."""

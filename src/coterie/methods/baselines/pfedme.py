@@ -8,12 +8,12 @@ that is judged is the last θ of the same steps at the target, from the new x, o
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from coterie.federation import Batch, Memory, Rows, Shard, Static, Tree, moved_from, work
+from coterie.federation import Memory, Rows, Shard, Static, Tree, moved_from, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, personal_models, validated
 from coterie.methods.shared.works import goal_rows, own_rows
+from coterie.numerics.proximal import Pull
 from coterie.settings import Count, Positive, Probability
 
 
@@ -24,20 +24,11 @@ class PFedMeState(NamedTuple):
     theta: Tensor | Memory
 
 
-def proximal_point(task: Any, x: Tensor, batch: Batch, static: Static) -> Tensor:
-    """Gradient descent on f_B(θ) + λ/2 ‖θ − x‖² from x; a client stops moving once it is accurate enough."""
-    theta = x
-    for _ in range(static.inner_steps):
-        g = task.gradient(theta, batch) + static.penalty * (theta - x)
-        theta = torch.where(g @ g > static.accuracy, theta - static.inner_step * g, theta)
-    return theta
-
-
 def envelope_steps(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
     """R steps on the Moreau envelope: the last x and the last θ."""
-    theta = x
+    theta, pull = x, Pull(static.penalty, static.inner_step, static.inner_steps, static.accuracy)
     for index in draw.batches(rows.count, static.batch, static.steps):
-        theta = proximal_point(task, x, rows.take(index), static)
+        theta = task.proximal_point(x, rows.take(index), pull)
         x = x - static.step * static.penalty * (x - theta)
     return x, theta
 

@@ -17,8 +17,8 @@ their numbers in front, K clients × P points, so that a surrounding `vmap` find
 Small networks spend most of their time on starting operations and on autograd's records; this takes a third.
 """
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
 
@@ -27,14 +27,14 @@ from torch import Tensor, nn
 
 from coterie.machine import wanted
 from coterie.numerics.control import Flags, Levels
+from coterie.numerics.proximal import Pull, proximal_point
 from coterie.numerics.tracing import recording
 from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
 from coterie.problems.models.perceptron import heard, trained
 
-Slope = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-Slopes = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+Slope = Callable[[Tensor, Tensor | None, int, torch.dtype], Callable[[Tensor], Tensor]]
+Slopes = Callable[[Tensor, Tensor | None, int, torch.dtype], Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]
 Pair = tuple[int, int]
-Slices = tuple[slice, slice]
 
 
 class _Stage(NamedTuple):
@@ -58,38 +58,37 @@ class _Stage(NamedTuple):
 
     def patches(self, h: Tensor, image: Pair) -> Tensor:
         """Images [B, channels, h × w × n] as patches, [B, channels × side², h' × w' × n]."""
-        (rows, columns), k = self.size(image), self.side
-        found = h.new_zeros(len(h), self.channels, k, k, rows, columns, h.shape[2] // prod(image))
-        h = h.view(len(h), self.channels, *image, -1)
-        for i, j, tile, part in self._places(image):
-            found[:, :, i, j, *tile] = h[:, :, *part]
-        return found.view(len(h), self.channels * k * k, -1)
+        found = _selected(h.view(len(h), self.channels * prod(image), -1), *_orders(self, image, h.device)[:2])
+        return found.view(len(h), self.channels * self.side**2, -1)
 
     def images(self, patches: Tensor, image: Pair) -> Tensor:
         """A slope by patches made one by images, [B, channels, h × w × n]."""
-        (rows, columns), k = self.size(image), self.side
-        patches = patches.view(len(patches), self.channels, k, k, rows, columns, -1)
-        found = patches.new_zeros(len(patches), self.channels, *image, patches.shape[-1])
-        for i, j, tile, part in self._places(image):
-            found[:, :, *part] = patches[:, :, i, j, *tile]
-        return found.view(len(found), self.channels, -1)
+        count = self.channels * self.side**2 * prod(self.size(image))
+        found = _selected(patches.view(len(patches), count, -1), *_orders(self, image, patches.device)[2:])
+        return found.view(len(patches), self.channels, -1)
 
-    def _places(self, image: Pair) -> Iterator[tuple[int, int, Slices, Slices]]:
-        """Each place in a patch, the patches that have a pixel there, and these pixels."""
-        for i in range(self.side):
-            for j in range(self.side):
-                ends = [
-                    self._line(at, *of)
-                    for at, of in zip((i, j), zip(self.size(image), image, strict=True), strict=True)
-                ]
-                yield i, j, (ends[0][0], ends[1][0]), (ends[0][1], ends[1][1])
 
-    def _line(self, place: int, count: int, pixels: int) -> Slices:
-        """By height or width: which of so many patches have a pixel at a place in them, and which pixels these are."""
-        first = 0 if place >= self.border else -(-(self.border - place) // self.side)
-        start = first * self.side + place - self.border
-        last = min(count, (pixels - 1 - place + self.border) // self.side + 1)
-        return slice(first, last), slice(start, start + (last - first - 1) * self.side + 1, self.side)
+@cache
+def _orders(stage: _Stage, image: Pair, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each place of all patches its pixel, and which places have none; for each pixel its place, and which pixels
+    are in no patch."""
+    (rows, columns), k, pixels = stage.size(image), stage.side, prod(image)
+    down, right = (torch.arange(k)[:, None] + k * torch.arange(count) - stage.border for count in (rows, columns))
+    inside = [(at >= 0) & (at < size) for at, size in zip((down, right), image, strict=True)]
+    pixel = down[:, None, :, None] * image[1] + right[:, None]
+    there = (inside[0][:, None, :, None] & inside[1][:, None]).expand_as(pixel)
+    pixel = (pixel + pixels * torch.arange(stage.channels).view(-1, 1, 1, 1, 1)).flatten()
+    there = there.expand(stage.channels, *there.shape).flatten()
+    place = torch.full((stage.channels * pixels,), -1)
+    place[pixel[there]] = there.nonzero()[:, 0]
+    orders = pixel.where(there, 0), (~there).nonzero()[:, 0], place.clamp(min=0), (place < 0).nonzero()[:, 0]
+    return tuple(order.to(device) for order in orders)  # type: ignore[return-value]
+
+
+def _selected(t: Tensor, order: Tensor, empty: Tensor) -> Tensor:
+    """Rows t[:, order], 0 where they are empty."""
+    found = t.index_select(1, order)
+    return found.index_fill_(1, empty, 0.0) if len(empty) else found
 
 
 class _Weights(NamedTuple):
@@ -100,13 +99,88 @@ class _Weights(NamedTuple):
     beta: Tensor
 
 
-class _Kept(NamedTuple):
-    """What the way back needs of a stage: its patches, z, r, and what comes out of it."""
+class _Common(NamedTuple):
+    """The patches of a batch, which all points of a client have in common.
+
+    Args:
+        x: [K, n, h' × w', inputs], or [K, inputs, h' × w' × n] where they are laid out.
+        image: h' and w'.
+        n: rows.
+    """
 
     x: Tensor
-    z: Tensor
+    image: Pair
+    n: int
+
+    @staticmethod
+    def of(inputs: Tensor) -> "_Common":
+        """Patches as the first layer prepares them, [K, n, h', w', channels, side²]."""
+        image = inputs.shape[2], inputs.shape[3]
+        return _Common(inputs.reshape(*inputs.shape[:2], prod(image), -1), image, inputs.shape[1])
+
+    def laid_out(self) -> "_Common":
+        """The same with rows innermost, as everything after them has it: products then take half of the time, but
+        this copy as long as a few of them."""
+        return self._replace(x=self.x.permute(0, 3, 2, 1).flatten(2))
+
+    def map(self, w: Tensor) -> Tensor:
+        """w x, [B, outputs, h' × w' × n]: one product for all points. Rows are innermost, so that patches are made of
+        runs of n numbers."""
+        rows = w.reshape(len(self.x), -1, w.shape[2])
+        if self.x.dim() == 3:
+            return _batched(rows, self.x).view(len(w), w.shape[1], -1)
+        z = _product(rows, self.x.flatten(1, 2).mT)
+        return z.view(len(w), w.shape[1], self.n, -1).mT.reshape(len(w), w.shape[1], -1)
+
+    def by_weights(self, g: Tensor) -> Tensor:
+        """The gradient by w where g is that by w x, [B, outputs, inputs]."""
+        if self.x.dim() == 3:
+            found = _batched(g.view(len(self.x), -1, g.shape[2]), self.x.mT)
+        else:
+            rows = g.view(len(self.x), -1, g.shape[2] // self.n, self.n).mT.reshape(len(self.x), -1, g.shape[2])
+            found = _product(rows, self.x.flatten(1, 2))
+        return found.view(len(g), g.shape[1], -1)
+
+
+class _Own(NamedTuple):
+    """The patches of a later stage, [B, inputs, h' × w' × n]: each point has its own."""
+
+    x: Tensor
+
+    def map(self, w: Tensor) -> Tensor:
+        """w x."""
+        return _product(w, self.x)
+
+    def by_weights(self, g: Tensor) -> Tensor:
+        """The gradient by w where g is that by w x."""
+        return _product(g, self.x.mT)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a b, matrix by matrix. A matrix of a single row gets a second one: MKL has functions of its own for one row, and
+    another one where there is a single matrix, which differs in last bits on Intel's AVX-512."""
+    return a.bmm(b) if a.shape[1] > 1 else a.repeat(1, 2, 1).bmm(b)[:, :1].contiguous()
+
+
+def _batched(a: Tensor, b: Tensor) -> Tensor:
+    """The same where b is small: a single matrix is multiplied twice, which is cheaper than a second row for many."""
+    single = len(a) == 1 and a.shape[1] == 1
+    return a.repeat(2, 1, 1).bmm(b.expand(2, -1, -1))[:1] if single else a.bmm(b)
+
+
+class _Kept(NamedTuple):
+    """What the way back needs of a stage: its patches, w x, its mean and r by channel, and what comes out of it."""
+
+    x: _Common | _Own
+    u: Tensor
+    mean: Tensor
     r: Tensor
     h: Tensor
+
+    def centred(self) -> tuple[Tensor, Tensor]:
+        """z and r, [B, channels, ·]."""
+        mean, r = (t.view(*self.u.shape[:2], 1) for t in (self.mean, self.r))
+        return self.u - mean, r
 
 
 class _Moves(NamedTuple):
@@ -163,7 +237,8 @@ class Tiled(NamedTuple):
             inputs: patches, [n, h', w', channels, side²].
             labels: one per row.
             weight: of the rows in L, or None.
-            slope: from outputs […, n, o], labels […, n] and weights to the derivative of L by the outputs.
+            slope: from labels […, n], weights, the number o of outputs and their type to a function from outputs
+                […, o, n] to the derivative of L by them.
         """
         return _of_all(self, slope, 1)(theta, inputs, labels, *_there(weight))
 
@@ -178,99 +253,114 @@ class Tiled(NamedTuple):
             inputs: patches, [n, h', w', channels, side²].
             labels: one per row.
             weight: of the rows in L, or None.
-            slopes: from outputs, how they move, labels and weights to the derivative of L by outputs, and how it moves.
+            slopes: the same for a function from outputs and how they move to that derivative and how it moves.
         """
         return _of_all(self, slopes, 2)(theta, v, inputs, labels, *_there(weight))
 
+    def proximal_point(
+        self, center: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None, slope: Slope, pull: Pull
+    ) -> Tensor:
+        """Gradient descent on L(θ) + λ/2 ‖θ − centre‖², all steps on one batch; it composes with vmap, and is not to be
+        differentiated.
+
+        Args:
+            center: where θ starts and is pulled to.
+            inputs: patches, [n, h', w', channels, side²].
+            labels: one per row.
+            weight: of the rows in L, or None.
+            slope: as in `gradient`.
+            pull: λ, and how to descend.
+        """
+        return _of_all(self, slope, 1, pull)(center, inputs, labels, *_there(weight))
+
     def _gradients(self, slope: Slope, theta: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
         """[K, P, d] of parameters [K, P, d] and batches [K, n, …]."""
-        (clients, points), n = theta.shape[:2], inputs.shape[1]
+        return self._gradients_at(slope(labels, weight, self.outputs, theta.dtype), theta, _Common.of(inputs))
+
+    def _proximal_points(
+        self, pull: Pull, slope: Slope, center: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None
+    ) -> Tensor:
+        """[K, P, d] of centres [K, P, d] and batches [K, n, …], which are laid out once for all steps."""
+        common, by_outputs = _Common.of(inputs).laid_out(), slope(labels, weight, self.outputs, center.dtype)
+        return proximal_point(lambda theta: self._gradients_at(by_outputs, theta, common), center, pull)
+
+    def _gradients_at(self, slope: Callable[[Tensor], Tensor], theta: Tensor, common: "_Common") -> Tensor:
+        clients, points = theta.shape[:2]
         *weights, (w, b) = self._views(theta)
-        sizes = self._sizes((inputs.shape[2], inputs.shape[3]))
+        sizes = self._sizes(common.image)
         run: list[_Kept] = []
         for i, own in enumerate(weights):
-            x = self._first(inputs) if i == 0 else self.stages[i].patches(run[-1].h, sizes[i - 1])
-            run.append(self._forward(i, own, x, clients))
-        h = run[-1].h.view(len(w), -1, n)
+            x = common if i == 0 else _Own(self.stages[i].patches(run[-1].h, sizes[i - 1]))
+            run.append(self._forward(i, own, x))
+        h = run[-1].h.view(len(w), -1, common.n)
         outputs = torch.baddbmm(b, w, h)
-        e = slope(outputs.mT.view(clients, points, n, -1), labels, weight).view(len(w), n, -1).mT
-        found = torch.empty_like(theta)
-        *into, (by_w, by_b) = self._views(found)
-        by_w.copy_(e.bmm(h.mT))
-        by_b.copy_(e.sum(2, keepdim=True))
+        e = slope(outputs.view(clients, points, -1, common.n)).view_as(outputs)
+        parts = [e.sum(2), e.bmm(h.mT)]
         g = w.mT.bmm(e).view_as(run[-1].h)
         for i in reversed(range(len(weights))):
             kept, own = run[i], weights[i]
-            g = torch.ops.aten.threshold_backward(g, kept.h, 0)
-            pixels = g.shape[2]
-            a, mean, q = own.gamma * kept.r, g.mean(2, keepdim=True), _dot(g, kept.z) / pixels
-            into[i].gamma.copy_(pixels * kept.r * q)
-            into[i].beta.copy_(pixels * mean)
-            g = torch.addcmul(-a * mean, g, a).addcmul_(kept.z, -a * kept.r.square() * q)
-            into[i].w.copy_(self._by_weights(i, g, kept.x, clients))
+            g, by_gamma, by_beta = self._back(i, own, kept, torch.ops.aten.threshold_backward(g, kept.h, 0))
+            parts += [by_beta, by_gamma, torch.zeros_like(by_beta), kept.x.by_weights(g)]
             if i:
                 g = self.stages[i].images(own.w.mT.bmm(g), sizes[i - 1])
-        return self._without_offsets(found)
+        return _joined(parts, theta)
 
     def _products(
         self, slopes: Slopes, theta: Tensor, v: Tensor, inputs: Tensor, labels: Tensor, weight: Tensor | None
     ) -> Tensor:
         """[K, P, d] of parameters and directions [K, P, d] and batches [K, n, …]."""
-        (clients, points), n = theta.shape[:2], inputs.shape[1]
+        clients, points = theta.shape[:2]
         *weights, (w, b) = self._views(theta)
         *along, (dw, db) = self._views(v)
-        sizes = self._sizes((inputs.shape[2], inputs.shape[3]))
+        common = _Common.of(inputs)
+        n, sizes = common.n, self._sizes(common.image)
         run: list[_Kept] = []
+        centred: list[tuple[Tensor, Tensor]] = []
         moves: list[_Moves] = []
         dh: Tensor | None = None
         for i, (own, ahead) in enumerate(zip(weights, along, strict=True)):
-            x = self._first(inputs) if i == 0 else self.stages[i].patches(run[-1].h, sizes[i - 1])
-            kept = self._forward(i, own, x, clients)
+            x = common if i == 0 else _Own(self.stages[i].patches(run[-1].h, sizes[i - 1]))
+            kept = self._forward(i, own, x)
             dx = None if dh is None else self.stages[i].patches(dh, sizes[i - 1])
-            dz = self._map(i, ahead.w, x, clients)
+            dz = x.map(ahead.w)
             dz = dz if dx is None else dz.baddbmm_(own.w, dx)
             dz = dz.sub_(dz.mean(2, keepdim=True))
-            r = kept.r
-            dr = -(r**3) * _dot(kept.z, dz) / dz.shape[2]
+            z, r = kept.centred()
+            dr = -(r**3) * _dot(z, dz) / dz.shape[2]
             a, da = own.gamma * r, ahead.gamma * r + own.gamma * dr
-            dy = torch.addcmul(ahead.beta, dz, a).addcmul_(kept.z, da)
+            dy = (dz * a).add_(ahead.beta).addcmul_(z, da)
             dh = torch.ops.aten.threshold_backward(dy, kept.h, 0)
             run.append(kept)
+            centred.append((z, r))
             moves.append(_Moves(dx, dz, dr, da))
         assert dh is not None
         h, dh = run[-1].h.view(len(w), -1, n), dh.view(len(w), -1, n)
         outputs = torch.baddbmm(b, w, h)
         d_outputs = torch.baddbmm(db, dw, h).baddbmm_(w, dh)
-        shape = clients, points, n, -1
-        e, de = slopes(outputs.mT.view(shape), d_outputs.mT.view(shape), labels, weight)
-        e, de = e.view(len(w), n, -1).mT, de.view(len(w), n, -1).mT
-        found = torch.empty_like(v)
-        *into, (by_w, by_b) = self._views(found)
-        by_w.copy_(de.bmm(h.mT).baddbmm_(e, dh.mT))
-        by_b.copy_(de.sum(2, keepdim=True))
+        shape = clients, points, -1, n
+        both = slopes(labels, weight, self.outputs, theta.dtype)(outputs.view(shape), d_outputs.view(shape))
+        e, de = (t.view_as(outputs) for t in both)
+        parts = [de.sum(2), de.bmm(h.mT).baddbmm_(e, dh.mT)]
         g = w.mT.bmm(e).view_as(run[-1].h)
         dg = w.mT.bmm(de).baddbmm_(dw.mT, e).view_as(g)
         for i in reversed(range(len(weights))):
-            (x, z, r, h), (dx, dz, dr, da), own = run[i], moves[i], weights[i]
-            g = torch.ops.aten.threshold_backward(g, h, 0)
-            dg = torch.ops.aten.threshold_backward(dg, h, 0)
+            (z, r), (dx, dz, dr, da), own = centred[i], moves[i], weights[i]
+            g, dg = (torch.ops.aten.threshold_backward(t, run[i].h, 0) for t in (g, dg))
             pixels = g.shape[2]
             a, mean, d_mean = own.gamma * r, g.mean(2, keepdim=True), dg.mean(2, keepdim=True)
             q, dq = _dot(g, z) / pixels, (_dot(dg, z) + _dot(g, dz)) / pixels
-            into[i].gamma.copy_(pixels * (dr * q + r * dq))
-            into[i].beta.copy_(pixels * d_mean)
+            parts += [pixels * d_mean, pixels * (dr * q + r * dq), torch.zeros_like(r)]
             by_z = a * r.square() * q
             d_by_z = da * r.square() * q + a * (2 * r * dr * q + r.square() * dq)
-            dg = torch.addcmul(-(da * mean + a * d_mean), dg, a).addcmul_(g, da).addcmul_(z, -d_by_z)
-            dg.addcmul_(dz, -by_z)
-            by_weights = self._by_weights(i, dg, x, clients)
+            dg = dg.mul_(a).sub_(da * mean + a * d_mean).addcmul_(g, da).addcmul_(z, -d_by_z).addcmul_(dz, -by_z)
+            by_weights = run[i].x.by_weights(dg)
             if dx is not None:
-                g = torch.addcmul(-a * mean, g, a).addcmul_(z, -by_z)
+                g = g.mul_(a).sub_(a * mean).addcmul_(z, -by_z)
                 by_weights = by_weights.baddbmm_(g, dx.mT)
                 dg = self.stages[i].images(own.w.mT.bmm(dg).baddbmm_(along[i].w.mT, g), sizes[i - 1])
                 g = self.stages[i].images(own.w.mT.bmm(g), sizes[i - 1])
-            into[i].w.copy_(by_weights)
-        return self._without_offsets(found)
+            parts.append(by_weights)
+        return _joined(parts, v)
 
     def _sizes(self, first: Pair) -> list[Pair]:
         """Height and width of what comes out of each stage."""
@@ -279,33 +369,26 @@ class Tiled(NamedTuple):
             sizes.append(stage.size(sizes[-1]))
         return sizes
 
-    def _forward(self, i: int, own: _Weights, x: Tensor, clients: int) -> _Kept:
-        z = self._map(i, own.w, x, clients)
-        z = z.sub_(z.mean(2, keepdim=True))
-        r = (_dot(z, z) / z.shape[2] + self.stages[i].eps).rsqrt()
-        return _Kept(x, z, r, torch.addcmul(own.beta, z, own.gamma * r).relu_())
+    def _forward(self, i: int, own: _Weights, x: "_Common | _Own") -> _Kept:
+        u = x.map(own.w)
+        norm = (
+            own.gamma.flatten().contiguous(),
+            own.beta.flatten().contiguous(),
+            None,
+            None,
+            True,
+            0.0,
+            self.stages[i].eps,
+        )
+        y, mean, r = torch.native_batch_norm(u.view(1, -1, u.shape[2]), *norm)  # all channels of all points
+        return _Kept(x, u, mean, r, y.relu_().view_as(u))
 
-    def _first(self, inputs: Tensor) -> Tensor:
-        """The patches of a batch, which all points have in common, [K, n, h' × w', inputs]."""
-        return inputs.reshape(len(inputs), inputs.shape[1], -1, prod(inputs.shape[4:]))
-
-    def _map(self, i: int, w: Tensor, x: Tensor, clients: int) -> Tensor:
-        """w x, [B, outputs, h' × w' × n]: rows innermost, so that patches are made of runs of n numbers. The first
-        stage's patches are common: one product for all points."""
-        if i:
-            return w.bmm(x)
-        n = x.shape[1]
-        z = w.reshape(clients, -1, w.shape[2]).bmm(x.flatten(1, 2).mT)
-        return z.view(len(w), w.shape[1], n, -1).mT.reshape(len(w), w.shape[1], -1)
-
-    def _by_weights(self, i: int, g: Tensor, x: Tensor, clients: int) -> Tensor:
-        """The gradient by w where g is that by w x, [B, outputs, inputs]."""
-        if i:
-            return g.bmm(x.mT)
-        n = x.shape[1]
-        g = g.view(clients, -1, g.shape[2] // n, n).mT.reshape(clients, -1, g.shape[2])
-        found = g.bmm(x.flatten(1, 2))
-        return found.view(-1, self.stages[0].outputs, found.shape[2])
+    def _back(self, i: int, own: _Weights, kept: _Kept, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The slopes by w x, γ and β where g is that by y."""
+        flat = (t.view(1, -1, g.shape[2]) for t in (g, kept.u))
+        moments = None, None, kept.mean, kept.r, True, self.stages[i].eps, [True] * 3
+        found = torch.ops.aten.native_batch_norm_backward(*flat, own.gamma.flatten().contiguous(), *moments)
+        return found[0].view_as(g), found[1].view(g.shape[:2]), found[2].view(g.shape[:2])
 
     def _views(self, theta: Tensor) -> list[Any]:
         """Each stage's weights, and the last map's matrix [B, o, inputs] and offset [B, o, 1]; views into θ."""
@@ -320,21 +403,20 @@ class Tiled(NamedTuple):
         ]
         return [*stages, (w.view(len(theta), self.outputs, -1), b[..., None])]
 
-    def _without_offsets(self, found: Tensor) -> Tensor:
-        """Derivatives by offsets before batch norm are 0."""
-        start = 0
-        for stage in self.stages:
-            matrix, offset, *norm = stage.lengths
-            found[..., start + matrix : start + matrix + offset] = 0.0
-            start += matrix + offset + sum(norm)
-        return found
+
+def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
+    """Derivatives by all parts of θ, the last part first; those by offsets before batch norm are 0."""
+    return torch.cat([part.flatten(1) for part in reversed(parts)], 1).view_as(like)
 
 
 @cache
-def _of_all(network: Tiled, slope: Callable[..., Any], count: int) -> Levels:
-    """The gradient (count 1), or the product at a point along a direction (count 2), as a function of these, inputs,
-    labels and weights, for all levels of vmap: those over batches are clients, the others points on a batch."""
+def _of_all(network: Tiled, slope: Callable[..., Any], count: int, pull: Pull | None = None) -> Levels:
+    """The gradient (count 1), the proximal point (with a pull), or the product at a point along a direction (count 2),
+    as a function of these, inputs, labels and weights, for all levels of vmap: those over batches are clients, the
+    others points on a batch."""
     plain: Callable[..., Tensor] = network._gradients if count == 1 else network._products
+    if pull is not None:
+        plain = partial(network._proximal_points, pull)
 
     def whole(flags: Flags, *operands: Tensor) -> Tensor:
         front = [sum(flag[i] for flag in flags) for i in range(len(operands))]

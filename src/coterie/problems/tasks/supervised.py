@@ -17,6 +17,7 @@ from coterie.federation.mapped import MappedColumn
 from coterie.numerics.compiled import Fused, Workshop
 from coterie.numerics.control import differentiated, transformed
 from coterie.numerics.derivatives import gradient, hessian_vector, native_hessian_vector, value_and_gradient
+from coterie.numerics.proximal import Pull
 from coterie.problems.base import Task
 from coterie.problems.models import FlatModel
 from coterie.problems.models.chain import Chain
@@ -40,6 +41,34 @@ def cross_entropy_slope(outputs: Tensor, labels: Tensor, weight: Tensor | None) 
     share = _shares(outputs, weight)
     p = share * (outputs - outputs.logsumexp(-1, keepdim=True)).exp()
     return p.scatter_add(-1, labels.long()[..., None], -share)
+
+
+Columns = tuple[Tensor, Tensor | None, int, torch.dtype]
+"""Labels […, n], weights of the rows or None, the number o of classes, and the type of outputs […, o, n]."""
+
+
+def cross_entropy_columns(*rows: *Columns) -> Callable[[Tensor], Tensor]:
+    """The same derivative as a function of outputs with rows innermost, […, o, n]; see `Columns`."""
+    share, truth = _parts_of_truth(*rows)
+    return lambda outputs: outputs.softmax(-2).mul_(share).sub_(truth)
+
+
+def cross_entropy_column_slopes(*rows: *Columns) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """That derivative, and how it moves where the outputs z move by dz."""
+    share, truth = _parts_of_truth(*rows)
+
+    def slopes(z: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
+        p = z.softmax(-2)
+        return share * p - truth, share * p * (dz - (p * dz).sum(-2, keepdim=True))
+
+    return slopes
+
+
+def _parts_of_truth(labels: Tensor, weight: Tensor | None, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Each row's part in the mean, […, 1, n], and the same at the row's class, […, o, n]."""
+    truth = labels.new_zeros(*labels.shape[:-1], classes, labels.shape[-1], dtype=dtype)
+    share = _shares(truth.mT, weight).mT
+    return share, truth.scatter_(-2, labels.long()[..., None, :], share)
 
 
 def cross_entropy_slopes(z: Tensor, dz: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -148,13 +177,20 @@ class Supervised(Task):
             return self._ridged(softmax_gradient(theta, batch), theta)
         tiled = self.model.tiled
         if tiled is not None and self.loss_by_row is cross_entropy and _plain(tiled, batch, theta):
-            found = tiled.gradient(theta, batch.inputs, batch.labels, batch.weight, cross_entropy_slope)
+            found = tiled.gradient(theta, batch.inputs, batch.labels, batch.weight, cross_entropy_columns)
             return self._ridged(found, theta)
         network = self.model.perceptron or self.model.chain
         if network is not None and self.loss_by_row is cross_entropy and _plain(network, batch, theta):
             slope = partial(cross_entropy_slope, labels=batch.labels, weight=batch.weight)
             return self._ridged(network.gradient(theta, batch.inputs, slope), theta)
         return gradient(lambda t: self.loss(t, batch), theta)
+
+    def proximal_point(self, center: Tensor, batch: Batch, pull: Pull) -> Tensor:
+        """As every task's; a network of patches takes all steps of all clients at once."""
+        tiled = None if self.fused is not None or self.l2 else self.model.tiled
+        if tiled is not None and self.loss_by_row is cross_entropy and _plain(tiled, batch, center):
+            return tiled.proximal_point(center, batch.inputs, batch.labels, batch.weight, cross_entropy_columns, pull)
+        return super().proximal_point(center, batch, pull)
 
     def loss_and_gradient(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """L(θ) and ∇L(θ) on a batch: of a network by one pass forward."""
@@ -189,7 +225,7 @@ class Supervised(Task):
             return self._ridged(chain.product(theta, v, batch.inputs, slopes), v)
         tiled = self.model.tiled
         if tiled is not None and self.loss_by_row is cross_entropy and _plain(tiled, batch, theta, v):
-            found = tiled.product(theta, v, batch.inputs, batch.labels, batch.weight, cross_entropy_slopes)
+            found = tiled.product(theta, v, batch.inputs, batch.labels, batch.weight, cross_entropy_column_slopes)
             return self._ridged(found, v)
         plainly = not (transformed() or theta.requires_grad or v.requires_grad)
         return (native_hessian_vector if plainly else hessian_vector)(lambda t: self.loss(t, batch), theta, v)
