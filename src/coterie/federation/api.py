@@ -12,6 +12,7 @@ from coterie.federation.secure.exposure import Exposure
 from coterie.federation.tree import Size, Tree, joined, rows, tensors, tree_flatten, tree_unflatten
 from coterie.federation.work import Each, Memory, MovedFrom, Static, Update, Work, info_of
 from coterie.numerics import Draw
+from coterie.numerics.roots import square_root
 from coterie.numerics.tracing import assumed
 
 TargetAt = Literal["server"] | int
@@ -170,7 +171,7 @@ def together(chunks: Iterable[Replies]) -> Iterator[Replies]:
 def lengths(values: Tree) -> Tensor:
     """One norm per row, over all real tensors."""
     squares = [t.square().sum(1) for t in flat_rows(values)]
-    return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(len(tensors(values)[0]))
+    return square_root(torch.stack(squares).sum(0)) if squares else torch.zeros(len(tensors(values)[0]))
 
 
 def flat_rows(values: Tree) -> list[Tensor]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coterie.numerics.control import transformed
+from coterie.numerics.roots import square_root
 from coterie.numerics.tracing import recording
 
 _WORD = (1 << 64) - 1
@@ -145,7 +146,7 @@ class Draw:
         """Standard Gaussians (Box and Muller)."""
         u = self.uniform(2, *shape, dtype=dtype)
         radius, angle = u.unbind(self.key.dim())
-        return (-2.0 * torch.log1p(-radius)).sqrt() * torch.cos(tau * angle)
+        return square_root(-2.0 * torch.log1p(-radius)) * torch.cos(tau * angle)
 
     def sphere(self, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform on the unit sphere of R^n."""

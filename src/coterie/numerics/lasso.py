@@ -17,6 +17,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.numerics.linear import Matvec
 from coterie.numerics.proximal import soft_threshold
+from coterie.numerics.roots import square_root
 from coterie.numerics.sketches import Sketch
 
 
@@ -74,7 +75,7 @@ def lasso(
         new = soft_threshold(ahead(z), gamma * penalty)
         uphill = ((z - new) * (new - y)).sum() > 0.0
         t = torch.where(uphill, 1.0, t)
-        following = 0.5 * (1.0 + (1.0 + 4.0 * t.square()).sqrt())
+        following = 0.5 * (1.0 + square_root(1.0 + 4.0 * t.square()))
         z = torch.where(uphill, new, new + (t - 1.0) / following * (new - y))
         y, t = new, following
     u = ahead(y)

@@ -68,4 +68,4 @@ def conjugate_gradients(
         rr, previous = r @ r, rr
         p = r + (rr / previous) * p
         taken += 1
-    return CGResult(x, float(rr.sqrt()), taken, float(rr) <= goal)
+    return CGResult(x, float(rr) ** 0.5, taken, float(rr) <= goal)

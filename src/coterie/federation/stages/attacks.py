@@ -29,6 +29,7 @@ from coterie.federation.api import Call, Failure, Replies
 from coterie.federation.stages.base import Asked, Stage, StageState
 from coterie.federation.tree import put, tensors, tree_flatten, tree_unflatten
 from coterie.numerics import Draw
+from coterie.numerics.roots import square_root
 
 AttackName = Literal["sign-flip", "noise", "label-flip", "scaled", "alie", "ipm", "silent", "zero", "copy"]
 
@@ -112,7 +113,7 @@ def scaled(U: Tensor, bad: Tensor, s: float, draw: Draw) -> Tensor:
 def noise(U: Tensor, bad: Tensor, s: float, draw: Draw) -> Tensor:
     """u_k + s rms(u_k) ξ: mostly noise, s times as long as the update."""
     own = U[bad]
-    rms = own.square().mean(1, keepdim=True).sqrt()
+    rms = square_root(own.square().mean(1, keepdim=True))
     return own + s * rms * draw.normal(own.shape[1], dtype=own.dtype)
 
 

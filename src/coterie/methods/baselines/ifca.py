@@ -19,6 +19,7 @@ from torch import Tensor
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.works import local_sgd, own_rows
+from coterie.numerics.roots import square_root
 from coterie.settings import BatchSize, Count, Positive
 
 
@@ -74,7 +75,7 @@ def ifca(
         x = problem.start
         away = Draw.of(0, device=x.device).phase("ifca").normal(clusters, len(x), dtype=x.dtype)
         away[0] = 0.0
-        scale = spread * x.square().mean().sqrt()
+        scale = spread * square_root(x.square().mean())
         return IFCAState(x + scale * away, torch.zeros(n, dtype=torch.int64, device=x.device))
 
     def round(fed: Federation, s: IFCAState, draw: Draw) -> IFCAState:

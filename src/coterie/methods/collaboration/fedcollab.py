@@ -156,7 +156,7 @@ def bound(D: Tensor, sizes: Tensor, coalitions: Tensor, generalisation: float) -
     """The sum that the partition minimises."""
     rows = (coalitions[:, None] == coalitions) * sizes.double()
     total = rows.sum(1)
-    return float((generalisation / total.sqrt() + (rows * D.double()).sum(1) / total).sum())
+    return float((generalisation * total.rsqrt() + (rows * D.double()).sum(1) / total).sum())
 
 
 def partition(D: Tensor, sizes: Tensor, generalisation: float) -> Tensor:

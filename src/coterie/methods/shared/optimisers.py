@@ -20,6 +20,8 @@ import torch
 from pydantic import AfterValidator
 from torch import Tensor
 
+from coterie.numerics.roots import square_root
+
 Rule = Literal["sgd", "momentum", "adam", "yogi"]
 B = TypeVar("B")
 Moments = tuple[Tensor, ...]
@@ -90,8 +92,8 @@ class UpdateRule(NamedTuple):
         m, squares, v = b * moments[0] + (1 - b) * p, p.square(), moments[1]
         v = c * v + (1 - c) * squares if self.rule == "adam" else v - (1 - c) * torch.sign(v - squares) * squares
         if self.adaptivity is not None:
-            return x - self.step * m / (v.sqrt() + self.adaptivity), (m, v)
-        scale = (v / (1 - c**t)).sqrt() + EPSILON
+            return x - self.step * m / (square_root(v) + self.adaptivity), (m, v)
+        scale = square_root(v / (1 - c**t)) + EPSILON
         return x - self.step * m / (1 - b**t) / scale, (m, v)
 
     def along(self, x: Tensor, batches: Iterable[B], slope: Callable[[Tensor, B], Tensor]) -> Tensor:

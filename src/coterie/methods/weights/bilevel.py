@@ -37,6 +37,7 @@ from coterie.methods.shared.ties import tied
 from coterie.methods.shared.works import goal_loss_and_gradient, own_rows
 from coterie.methods.weights.spectral import Spectral, advance, spectral
 from coterie.numerics import project_capped_simplex, uniform
+from coterie.numerics.roots import square_root
 from coterie.settings import Count, NonNegative, Positive, Probability
 
 OUTER_STEP = 0.02
@@ -86,7 +87,7 @@ def hypergradient(
     h = solve(fed, "system", goal, w, system, draw.phase("system"), constants=(theta, goal))
     (gradient, losses), ids = fed.gather(merit, (theta, h), draw=draw.phase("merit"))
     everyone = torch.zeros_like(w).index_copy(0, ids, gradient)
-    return Hypergradient(theta, everyone, (losses - loss).square().sum().sqrt(), loss, len(ids) == fed.n)
+    return Hypergradient(theta, everyone, square_root((losses - loss).square().sum()), loss, len(ids) == fed.n)
 
 
 def record(gradient: Tensor, G: Tensor, mapping: Tensor) -> dict[str, Any]:

@@ -14,7 +14,6 @@ partial active set weight moves among the participants only.
 
 from typing import Annotated, Any, NamedTuple
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -38,8 +37,7 @@ class FedAWAState(NamedTuple):
 def disagreement(z: Tensor, moved: Tensor, costs: Tensor) -> Tensor:
     """The sum that the weights softmax(z) minimise; costs are 1 − cos(U_k, x), [K]."""
     w = z.softmax(0)
-    apart = moved - w @ moved
-    return w @ (costs + (apart.square().sum(1) + torch.finfo(z.dtype).tiny).sqrt())
+    return w @ (costs + (moved - w @ moved).norm(dim=1))
 
 
 @validated

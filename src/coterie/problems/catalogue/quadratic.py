@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from coterie.errors import UsageError
 from coterie.numerics import Draw, project_capped_simplex
+from coterie.numerics.roots import square_root
 from coterie.problems.base import Context, Curvature, View
 from coterie.problems.models import FlatModel
 from coterie.problems.weighting import Weighting, weighting
@@ -101,7 +102,7 @@ def quadratic(
     ids = torch.arange(clients + 1)
     spectra = curvature ** draw.phase("spectrum").client(ids).uniform(dimension, dtype=wide)
     bases = torch.linalg.qr(draw.phase("basis").client(ids).normal(dimension, dimension, dtype=wide)).Q
-    roots = bases * spectra.sqrt()[:, None, :]  # H_k = R_k R_kᵀ
+    roots = bases * square_root(spectra)[:, None, :]  # H_k = R_k R_kᵀ
     hessians = roots @ roots.mT
     optima = draw.phase("optimum").client(ids[:clients]).normal(dimension, dtype=wide)
     shares = 0.5 + draw.phase("weights").uniform(friends, dtype=wide)

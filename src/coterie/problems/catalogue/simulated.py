@@ -27,6 +27,7 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.numerics import Draw
+from coterie.numerics.roots import square_root
 from coterie.problems.base import Context, View
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.settings import Count, Positive
@@ -207,8 +208,8 @@ def _rows(
     flat = torch.cat([torch.zeros(1, dtype=torch.float64), _spaced(*spectrum, d - 1)])
     z, n = normal("mixed", p), min(d, p)
     return (
-        normal("inner curvature", p) * _spaced(*spectrum, p).sqrt() @ inner.T,
-        normal("outer curvature", d) * flat.sqrt() @ outer.T,
+        normal("inner curvature", p) * square_root(_spaced(*spectrum, p)) @ inner.T,
+        normal("outer curvature", d) * square_root(flat) @ outer.T,
         z[..., :n] * _spaced(least, cross, n) @ basis("left", d)[:, :n].T,
         z @ basis("right", p).T,
         normal("inner shift", p),

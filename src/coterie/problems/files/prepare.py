@@ -19,6 +19,7 @@ from coterie.errors import RunError, UsageError
 from coterie.federation import Federation, Ledger, LocalEngine, Rows, Shard, Stack, Static, work
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
+from coterie.numerics.roots import square_root
 from coterie.problems.files.store import RowBuffer
 from coterie.problems.files.tables import Form, Holder, Tables
 from coterie.problems.tasks.survival import Baseline
@@ -60,7 +61,7 @@ class Moments(NamedTuple):
     @property
     def deviation(self) -> Tensor:
         """Of the whole, with n in the denominator; 1 where a column never changes."""
-        deviation = (self.squares / self.n.clamp(min=1.0)).sqrt()
+        deviation = square_root(self.squares / self.n.clamp(min=1.0))
         return torch.where(deviation > RARE_NUMBER * self.mean.abs(), deviation, 1.0)
 
 

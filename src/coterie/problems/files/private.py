@@ -38,6 +38,7 @@ from coterie.federation.stages.base import staged
 from coterie.federation.stages.privacy import Mechanism, Privacy
 from coterie.federation.tree import Tree
 from coterie.numerics import Draw
+from coterie.numerics.roots import square_root
 from coterie.problems.files.prepare import INDICATED, ROWS, Numeric, Preparation, Worded, federation_of, in_order
 from coterie.problems.files.tables import Tables
 from coterie.settings import StatisticsPrivacy
@@ -198,7 +199,7 @@ def _scales(means: Tensor, layout: Layout, variance: float) -> tuple[Tensor, Ten
     noise = variance / present.square()
     first = _toward(means[1] / present, 0.0, 1 / 3, noise).clamp(-1.0, 1.0)
     second = _toward(means[2] / present + 0.5, 1 / 3, 4 / 45, noise).clamp(0.0, 1.0)
-    deviation = (second - first.square()).clamp(min=NARROW**2).sqrt()
+    deviation = square_root((second - first.square()).clamp(min=NARROW**2))
     return layout.middle + layout.half * first, layout.half * deviation
 
 
