@@ -300,6 +300,7 @@ def test_what_has_not_been_run_is_counted(tmp_path: Path) -> None:
     assert "4 of 4 runs have not been made" in markdown(nothing)
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_seeds_and_columns_are_added_to_a_stored_result(tmp_path: Path) -> None:
     whole = reproduce(STUDY, TUNED, "small", tmp_path / "whole", at_once=1)
     first = reproduce(STUDY, TUNED.only(["fedavg"], [], [0]), "small", tmp_path / "first", at_once=1)
