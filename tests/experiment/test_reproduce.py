@@ -321,6 +321,8 @@ def test_seeds_and_columns_are_added_to_a_stored_result(tmp_path: Path) -> None:
     again = reproduce(STUDY, TUNED.only(["sgd-full"], [], [0]), "small", tmp_path / "last", at_once=1, stored=later)
     assert [row["cells"] for row in again["rows"]] == [row["cells"] for row in whole["rows"]]
     assert again["missing"] == []
+    assert [one["seeds"] for one in again["earlier"]] == [[0], [1]]  # each with the seeds that were run for it
+    assert again["new_seeds"] == [0]
 
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"scale": "paper"}, {"budget": "7 rounds"}])

@@ -68,7 +68,9 @@ def added(stored: Result, new: Result) -> dict[str, Any]:
         for column, one in zip(columns, row["cells"], strict=True)
         if len(one["values"]) < len(seeds)
     ]
-    earlier = [*stored.get("earlier", []), {key: stored[key] for key in ABOUT_RUNS if key in stored}]
+    before_this = {key: stored[key] for key in ABOUT_RUNS if key in stored}
+    before_this["seeds"] = stored.get("new_seeds", stored["seeds"])  # not those that it was itself added to
+    earlier = [*stored.get("earlier", []), before_this]
     return {
         **new,
         "seeds": seeds,
