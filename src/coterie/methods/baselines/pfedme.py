@@ -26,7 +26,8 @@ class PFedMeState(NamedTuple):
 
 def envelope_steps(task: Any, rows: Rows, x: Tensor, static: Static, draw: Draw) -> tuple[Tensor, Tensor]:
     """R steps on the Moreau envelope: the last x and the last θ."""
-    theta, pull = x, Pull(static.penalty, static.inner_step, static.inner_steps, static.accuracy)
+    theta = x
+    pull = Pull(penalty=static.penalty, step=static.inner_step, steps=static.inner_steps, accuracy=static.accuracy)
     for index in draw.batches(rows.count, static.batch, static.steps):
         theta = task.proximal_point(x, rows.take(index), pull)
         x = x - static.step * static.penalty * (x - theta)

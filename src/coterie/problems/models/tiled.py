@@ -18,7 +18,7 @@ Small networks spend most of their time on starting operations and on autograd's
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple, TypeGuard
 
@@ -371,16 +371,9 @@ class Tiled(NamedTuple):
 
     def _forward(self, i: int, own: _Weights, x: "_Common | _Own") -> _Kept:
         u = x.map(own.w)
-        norm = (
-            own.gamma.flatten().contiguous(),
-            own.beta.flatten().contiguous(),
-            None,
-            None,
-            True,
-            0.0,
-            self.stages[i].eps,
-        )
-        y, mean, r = torch.native_batch_norm(u.view(1, -1, u.shape[2]), *norm)  # all channels of all points
+        gamma, beta = (t.flatten().contiguous() for t in (own.gamma, own.beta))
+        flat, eps = u.view(1, -1, u.shape[2]), self.stages[i].eps  # all channels of all points
+        y, mean, r = torch.native_batch_norm(flat, gamma, beta, None, None, True, 0.0, eps)
         return _Kept(x, u, mean, r, y.relu_().view_as(u))
 
     def _back(self, i: int, own: _Weights, kept: _Kept, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -409,7 +402,7 @@ def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat([part.flatten(1) for part in reversed(parts)], 1).view_as(like)
 
 
-@cache
+@lru_cache(maxsize=64)  # a schedule of pFedMe's inner step has another pull every round
 def _of_all(network: Tiled, slope: Callable[..., Any], count: int, pull: Pull | None = None) -> Levels:
     """The gradient (count 1), the proximal point (with a pull), or the product at a point along a direction (count 2),
     as a function of these, inputs, labels and weights, for all levels of vmap: those over batches are clients, the
