@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from coterie.errors import UsageError
 from coterie.federation import Federation, LocalEngine
 from coterie.methods import ditto, fedavg, pfedme
 from coterie.numerics import Draw
@@ -75,3 +76,20 @@ def test_pfedme_mixing_interpolates(problem: Weighting) -> None:
         pfedme(mixing=b, batch=20).round(federation(problem), pfedme().init(problem, 4), Draw.of(0)) for b in (1.0, 0.5)
     )
     assert torch.allclose(half.x, 0.5 * problem.start + 0.5 * whole.x)
+
+
+def test_pfedme_personal_models_that_are_left_out_change_no_other(problem: Weighting) -> None:
+    """θ is a function of the new x alone: every third of them is the same whether the others were found or not."""
+    often, seldom = pfedme(batch=5), pfedme(batch=5, personal_every=3)
+    a, b = often.init(problem, 4), seldom.init(problem, 4)
+    fed = federation(problem)
+    for t in range(6):
+        before = b
+        a, b = (m.round(fed, s, Draw.of(0).round(t)) for m, s in ((often, a), (seldom, b)))
+        assert torch.equal(a.x, b.x)
+        assert torch.equal(b.theta, a.theta if t % 3 == 2 else before.theta)
+
+
+def test_pfedme_everyone_finds_personal_models_in_every_round() -> None:
+    with pytest.raises(UsageError, match="personal_every"):
+        pfedme(everyone=True, personal_every=2)

@@ -6,6 +6,7 @@ Most of it needs transformers, which is not among the test extras: `pip install 
 import logging
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,32 @@ def test_without_a_place_to_keep_them_features_are_made_all_the_same(
     cache.write_text("a file where the folder should be")
     assert encoder.embed(TEXTS, 16).shape == (4, 8)
     assert "cannot be kept" in caplog.text
+
+
+class _Attention(nn.Module):
+    """A stand-in for an encoder: every token's state is a mean over the open places, and shapes are noted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.states = nn.Embedding(9, 4).double()
+        self.seen: list[tuple[int, int]] = []
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        self.seen.append((input_ids.shape[0], input_ids.shape[1]))
+        x = self.states(input_ids)
+        return SimpleNamespace(last_hidden_state=x + torch.softmax(x @ x.mT + attention_mask[:, 0], 2) @ x)
+
+
+def test_texts_are_taken_by_length_and_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two texts of similar length, cut to the longer one; a token of padding inside a text is left out."""
+    monkeypatch.setattr(text, "ALIKE", 2)
+    tokens = torch.tensor([[1, 0, 3, 4, 5, 6], [2, 0, 0, 0, 0, 0], [3, 4, 5, 0, 0, 0], [7, 8, 0, 0, 0, 0]])
+    network = _Attention()
+    by_length = pooled(network, tokens, 0)
+    assert network.seen == [(2, 2), (2, 6)]
+    torch.testing.assert_close(by_length, vmap(lambda row: pooled(network, row[None], 0)[0])(tokens))
+    assert network.seen[2:] == [(1, 6)]  # vmap shows no numbers, so nothing is cut
 
 
 # ---------------------------------------------------------------- tuning

