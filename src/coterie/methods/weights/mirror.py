@@ -150,7 +150,7 @@ def first_order(ask: Ask, x: Tensor, G: Tensor, *, step: float) -> Slope:
 
     def slope(w: Tensor, i: int) -> Tensor:
         v = ask(goal_gradient, x - step * w @ G, i)
-        return -step * G @ v
+        return -step * (G @ v)  # not (−γ G) v, which would make another G
 
     return slope
 
@@ -169,7 +169,7 @@ def second_order(ask: Ask, x: Tensor, G: Tensor, w: Tensor, *, step: float, rank
         return lambda u, i: torch.full_like(u, torch.nan)
     Q = torch.eye(d).to(G) if r == d else torch.linalg.svd(C, full_matrices=False).Vh[:r]
     g, A = ask(goal_model, (x - step * w @ G, Q), 0)
-    linear, P = -step * G @ g, step * C @ Q.T
+    linear, P = -step * (G @ g), step * (C @ Q.T)
     if K > FEW:
         return lambda u, i: linear + P @ (A @ (P.T @ (u - w)))
     gram = P @ A @ P.T

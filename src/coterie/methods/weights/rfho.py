@@ -94,7 +94,7 @@ def rfho(
             Z = Z.index_add(0, ids, G, alpha=-eta * r)
             theta = theta - eta * r * w[ids] @ G
         g0 = fed.ask_target(goal_gradient, theta, draw=draw.phase("target"), batch=target_batch)
-        return RFHOState(theta, project_simplex(w - tied(eta_w * Z @ g0, w, eta_w * tie)), Z)
+        return RFHOState(theta, project_simplex(w - tied(eta_w * (Z @ g0), w, eta_w * tie)), Z)
 
     weights = Method("rfho", init, round, lambda s: View(s.theta, s.w), needs=CURVATURE_AND_TARGET)
     rule = StepRule(step or "auto", outer_step or "auto", inner_steps=local_steps)
