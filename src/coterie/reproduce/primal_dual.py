@@ -235,7 +235,7 @@ STUDIES = (
                 MNIST | {"run.compile": False},
                 (0, 1, 2),
                 (1.0, 0.5),
-                f"MNIST, LeNet-5, batch 64, a quarter of the iterations, the largest step of the paper's grid; {CHOSEN}",
+                f"MNIST, LeNet-5, batch 64, a quarter of the iterations, largest step of the paper's grid; {CHOSEN}",
                 budget=Budget("rounds", 500),
                 grid=LARGEST,
             ),
