@@ -18,6 +18,7 @@ from coterie.experiment.processes import Job
 from coterie.methods.registry import METHODS, method_entry
 from coterie.report.terminal import RunsBar
 from coterie.reproduce import STUDIES, Study, Table, check_stored, markdown, reproduce, study
+from coterie.reproduce.adding import added
 from coterie.reproduce.nested import SOLVERS
 from coterie.reproduce.pages import cell_text
 from coterie.reproduce.reading import Finished, read
@@ -323,6 +324,16 @@ def test_seeds_and_columns_are_added_to_a_stored_result(tmp_path: Path) -> None:
     assert again["missing"] == []
     assert [one["seeds"] for one in again["earlier"]] == [[0], [1]]  # each with the seeds that were run for it
     assert again["new_seeds"] == [0]
+
+
+def test_rows_and_columns_stand_as_in_the_study() -> None:
+    def result(row: str, *columns: str) -> dict[str, Any]:
+        cells = [{"values": [1.0]}] * len(columns)
+        return {"seeds": [0], "columns": [{"name": c} for c in columns], "rows": [{"name": row, "cells": cells}]}
+
+    both = added(result("one", "b", "old"), result("two", "a", "c", "d"), ["two", "one", "a", "b", "c"])
+    assert [row["name"] for row in both["rows"]] == ["two", "one"]
+    assert [column["name"] for column in both["columns"]] == ["a", "b", "c", "d", "old"]
 
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"scale": "paper"}, {"budget": "7 rounds"}])

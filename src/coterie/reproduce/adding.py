@@ -34,7 +34,7 @@ def with_chosen(table: Table, stored: Result) -> Table:
     return replace(table, tuned=dict(stored.get("chosen", {})))
 
 
-def added(stored: Result, new: Result) -> dict[str, Any]:
+def added(stored: Result, new: Result, order: Sequence[str] = ()) -> dict[str, Any]:
     """The stored result with the values of a new one; where both have a seed's value, the new one counts.
 
     Curves that are stored stay as they are, the means of the earlier seeds; lines that they lack are added.
@@ -42,6 +42,7 @@ def added(stored: Result, new: Result) -> dict[str, Any]:
     Args:
         stored: the earlier result.
         new: the later one, of the same study and scale.
+        order: names of the study's rows and columns as they are to stand; others come after them.
 
     Example:
         >>> cell = lambda *values: [{"name": "2", "cells": [{"values": list(values)}]}]
@@ -52,8 +53,8 @@ def added(stored: Result, new: Result) -> dict[str, Any]:
     """
     seeds = sorted({*stored["seeds"], *new["seeds"]})
     before, after = _cells(stored), _cells(new)
-    columns = _united([stored["columns"], new["columns"]])
-    rows = _united([stored["rows"], new["rows"]])
+    columns = _united([stored["columns"], new["columns"]], order)
+    rows = _united([stored["rows"], new["rows"]], order)
 
     def cell(key: tuple[str, str]) -> dict[str, Any]:
         both = [found[key] for found in (before, after) if key in found]
@@ -109,10 +110,11 @@ def _cells(result: Result) -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-def _united(parts: list[list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Rows or columns of both results by name, in the order of the one that has more of them."""
+def _united(parts: list[list[dict[str, Any]]], order: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Rows or columns of both results by name: in an order, and what it lacks as the larger result has them."""
     more, fewer = sorted(parts, key=len, reverse=True)
-    return {one["name"]: one for one in (*more, *fewer)}
+    found = {one["name"]: one for one in (*more, *fewer)}
+    return {name: found[name] for name in dict.fromkeys((*order, *found)) if name in found}
 
 
 def _curves(stored: Result, new: Result) -> list[dict[str, Any]]:

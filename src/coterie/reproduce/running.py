@@ -115,7 +115,10 @@ def reproduce(
     if not dry:
         run_all(jobs(table, out), at_once=at_once, watch=watch)
     result = study.after(collected(study, table, scale, out))
-    result = result if stored is None else added(stored, result)
+    if stored is not None:
+        whole = study.at(scale)
+        names = [row.name for row in whole.rows] + [column.name for column in whole.columns]
+        result = added(stored, result, names)
     write_json(out / f"{study.name}-{scale}.json", result)
     write_atomically(out / f"{study.name}-{scale}.md", markdown(result).encode())
     for chart in drawn(result):
