@@ -83,7 +83,8 @@ def pfedme(
         inner_steps: largest number of steps per proximal problem
         inner_step: step size of these
         mixing: β, how far the global model moves to the mean
-        personal_every: rounds after which the target computes its personal model anew; not for everyone
+        personal_every: rounds after which the target computes its personal model anew, best a divisor of run.record and
+            run.rounds; not for everyone
 
     Example:
         >>> from coterie.methods import pfedme
