@@ -295,6 +295,25 @@ def test_each_batch_of_runs_is_counted_from_its_own_beginning(tmp_path: Path) ->
     assert said.getvalue().splitlines()[:2] == ["1 of 1: trials: finished", "1 of 1: runs: finished"]
 
 
+def _runs(table: Table) -> list[dict[str, Any]]:
+    return [settings for cell in cells(table) for settings in cell.runs]
+
+
+def test_a_row_that_overrules_what_is_common_has_a_folder_of_its_own() -> None:
+    table = replace(TUNED, tuning=None, name=None, common={**TUNED.common, "problem.clients": 4}, seeds=(0,))
+    alone = replace(table, rows=(*table.rows, Row("alone", {**table.rows[0].settings, "problem.clients": 1})))
+    assert len({alone.folder(settings) for settings in _runs(alone)}) == len({*map(str, _runs(alone))})
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_runs_with_different_settings_have_different_folders(study: Study) -> None:
+    for table in study.scales.values():
+        for runs in (_runs(table), [trial.settings for trial in table.trials()]):
+            found: dict[str, dict[str, Any]] = {}
+            for settings in runs:
+                assert found.setdefault(table.folder(settings), settings) == settings
+
+
 def test_what_has_not_been_run_is_counted(tmp_path: Path) -> None:
     nothing = reproduce(STUDY, TUNED, "small", tmp_path, dry=True)
     assert len(nothing["missing"]) == nothing["runs"] == 4

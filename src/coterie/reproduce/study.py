@@ -142,7 +142,8 @@ class Table:
         if self.name is not None:
             tried = [f"{k.partition('.')[2]}={v}" for k, v in sorted(settings.items()) if k in self._tried]
             return slug("-".join([self.name(settings), *tried]))
-        own = {k: v for k, v in settings.items() if k not in {**EVERY_RUN, **self.common} and k != "run.seed"}
+        common = {**EVERY_RUN, **self.common, "run.seed": settings["run.seed"]}
+        own = {k: v for k, v in settings.items() if k not in common or common[k] != v}
         text = "-".join([str(settings["run.method"]), *(f"{k.partition('.')[2]}={v}" for k, v in sorted(own.items()))])
         return slug(f"{text.replace('-method=' + str(settings['run.method']), '')}-{settings['run.seed']}")
 
