@@ -18,7 +18,7 @@ Ask = Literal["all", "weighted"]
 def weighted_products(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """w_k ∇²L_k(θ) v for every row v of V, static.columns of them at a time, all on one batch."""
     theta, V, w = shared
-    if len(V) == 1:  # outside of vmap, so that networks that are differentiated by hand are
+    if len(V) == 1:  # outside of vmap, where networks are differentiated by hand
         return w * own_product(shard, theta, V[0], static.batch, draw)[None]
     return w * vmap(lambda v: own_product(shard, theta, v, static.batch, draw), chunk_size=static.columns)(V)
 

@@ -118,7 +118,7 @@ def pooled(network: nn.Module, tokens: Tensor, pad: int) -> Tensor:
     if not readable(tokens):
         return _pooled(network, tokens, pad)
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    lengths = ((tokens != pad) * places).amax(1)  # up to the last token that is none of padding
+    lengths = ((tokens != pad) * places).amax(1).clamp(min=1)  # up to the last token that is none of padding
     order = lengths.argsort(stable=True)
     parts = [_pooled(network, tokens[rows, : int(lengths[rows[-1]])], pad) for rows in torch.split(order, ALIKE)]
     return torch.cat(parts)[order.argsort()]
