@@ -263,7 +263,7 @@ def test_ctrl_c_fails_with_1_and_says_how_to_go_on(
         shown = coterie("run", "--out", tmp_path / "shown", *QUICK)
         told = coterie("run", "--out", tmp_path / "told", *QUICK, "--json")
     assert shown.code == told.code == 1
-    assert f"go on with: coterie resume {tmp_path / 'shown'}" in shown.out
+    assert f"resume with: coterie resume {tmp_path / 'shown'}" in shown.out
     assert told.json["outcome"] == "stopped"
     assert told.json["message"].endswith(f"coterie resume {tmp_path / 'told'}")
     again = coterie("resume", tmp_path / "shown")

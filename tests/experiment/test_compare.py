@@ -173,7 +173,7 @@ def test_whatever_ends_it_ends_the_runs_with_their_state_saved(tmp_path: Path, n
     summary = folder / "runs" / "fedavg-0" / "summary.json"
     if number == signal.SIGINT:
         assert process.returncode == 1
-        assert f"the same command with --out {folder} goes on" in complaint
+        assert f"the same command with --out {folder} resumes it" in complaint
     else:
         wait_for(summary.exists)
     told = json.loads(summary.read_text())

@@ -22,7 +22,7 @@ from coterie.reproduce.adding import added
 from coterie.reproduce.nested import SOLVERS
 from coterie.reproduce.pages import cell_text
 from coterie.reproduce.reading import Finished, read
-from coterie.reproduce.running import jobs
+from coterie.reproduce.running import chosen, jobs
 from coterie.reproduce.study import Budget, Column, Curve, Row, Tuning, cells
 
 Command = Callable[..., Any]
@@ -122,6 +122,11 @@ RUN = Finished(
 )
 def test_how_values_are_read(how: str, value: float | None) -> None:
     assert read(RUN, how) == (None if value is None else pytest.approx(value))
+
+
+def test_a_run_that_diverged_after_its_last_record_has_the_value_of_its_last_finite_model() -> None:
+    summary = {**RUN.summary, "outcome": "diverged", "final": {"test_accuracy": 0.1}}
+    assert read(RUN._replace(summary=summary), "final:test_accuracy") == 0.1
 
 
 def test_cells_as_text() -> None:
@@ -273,6 +278,33 @@ def test_every_run_spends_the_budget_with_the_settings_that_its_grid_chose(tmp_p
     again = reproduce(STUDY, TUNED, "small", tmp_path, dry=True)
     assert {**again, "date": ""} == {**result, "date": ""}
     assert [run.agrees(1e-9) for run in check_stored(STUDY, result, tmp_path, at_once=1)] == [True, True]
+
+
+def _trial(folder: Path, outcome: str, loss: float) -> None:
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps({"outcome": outcome, "final": {"validation_loss": loss}}))
+    (folder / "metrics.jsonl").write_text(json.dumps({"round": 0, "validation_loss": loss}))
+
+
+@pytest.mark.parametrize(("outcomes", "best"), [(("finished", "diverged"), 0.001), (("diverged", "diverged"), 0.1)])
+def test_settings_that_diverged_are_chosen_only_where_all_did(
+    outcomes: tuple[str, str], best: float, tmp_path: Path
+) -> None:
+    losses = {0.001: (outcomes[0], 2.0), 0.1: (outcomes[1], 1.0)}  # as if recorded before it diverged
+    for trial in TUNED.trials():
+        _trial(tmp_path / "trials" / TUNED.folder(trial.settings), *losses[trial.tried["method.step"]])
+    assert chosen(TUNED, tmp_path).tuned == {name: {"method.step": best} for name in ("fedavg", "sgd-full")}
+
+
+@pytest.mark.usefixtures("workers_here")
+@pytest.mark.parametrize("dry", [False, True])
+def test_runs_with_other_settings_are_refused(dry: bool, tmp_path: Path) -> None:
+    table = replace(TUNED, tuning=None, budget=None, seeds=(0,), name=lambda s: str(s["run.method"]))
+    table = replace(table, common={**table.common, "run.rounds": 2})
+    reproduce(STUDY, table, "small", tmp_path, at_once=1)
+    other = replace(table, common={**table.common, "run.rounds": 3})
+    with pytest.raises(UsageError, match=r"fedavg was made with run.rounds = 2, not 3; choose another --out"):
+        reproduce(STUDY, other, "small", tmp_path, at_once=1, dry=dry)
 
 
 def test_a_second_value_of_the_same_runs_makes_no_runs_of_its_own(tmp_path: Path) -> None:

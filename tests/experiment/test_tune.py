@@ -84,6 +84,11 @@ def test_the_command_writes_the_best_configuration_and_repeats_nothing(coterie: 
     assert coterie(*arguments, "--rounds", 3, "--out", folder, "--json").code == 0
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")} == before
 
+    other = coterie(*arguments[:-1], "method.step=0.001,0.2", "--rounds", 3, "--out", folder, "--json")
+    assert other.code == 2
+    assert "was made with method.step = 0.3, not 0.2" in other.err
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")} == before
+
 
 def test_a_method_without_a_published_grid_asks_for_one(coterie: Command, tmp_path: Path) -> None:
     done = coterie("tune", "--problem", "quadratic", "--method", "fedavg", "--out", tmp_path / "grid")

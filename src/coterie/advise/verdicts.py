@@ -1,4 +1,4 @@
-"""What is said of each partner, and how sure.
+"""The verdict on each partner, and how sure it is.
 
 helps        its labels carry something for the target's rows, and agree with them as a partner's of the same
              distribution would; training with it does not look worse than training alone.

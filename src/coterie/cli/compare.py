@@ -43,7 +43,7 @@ def compare(
 ) -> None:
     """Run methods × seeds on one problem, at equal rounds, bytes or exchanges: table, ranks, paired tests, report.
 
-    A setting of one method is --set METHOD.KEY=VALUE. The same command again goes on where it was interrupted.
+    A setting of one method is --set METHOD.KEY=VALUE. The same command again resumes it.
     """
     from coterie import plugins
     from coterie.experiment import config as configuration
@@ -70,7 +70,7 @@ def compare(
         try:
             result = run_all(cases, folder, jobs=jobs, force=force, watch=bar, measure=measure)
         except KeyboardInterrupt:
-            raise RunError(f"stopped; the same command with --out {folder} goes on where it was.") from None
+            raise RunError(f"stopped; the same command with --out {folder} resumes it.") from None
     page = save(result, folder)
     show(console, result, page)
     if json:

@@ -37,7 +37,7 @@ def reproduce(
 ) -> None:
     """Run a table or figure of a paper again and write it, the printed values beside ours.
 
-    The same command again goes on where it was interrupted. `coterie reproduce check docs/results/NAME-SCALE.json` runs
+    The same command again resumes it. `coterie reproduce check docs/results/NAME-SCALE.json` runs
     a small sample of a stored result again and ends with exit code 1 where a value differs.
     """
     from coterie.cli.compare import numbers

@@ -103,7 +103,7 @@ def load(folder: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tre
 
 
 def available(folder: Path) -> bool:
-    """Whether there is something to go on with."""
+    """Whether there is something to resume."""
     return bool(_newest_first(folder))
 
 

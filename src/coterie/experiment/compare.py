@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from coterie.errors import UsageError, unknown
 from coterie.experiment.build import check_needs, make_problem
-from coterie.experiment.config import Config, load, resolve
+from coterie.experiment.config import Config, resolve
 from coterie.experiment.measuring import recorded_names
-from coterie.experiment.processes import Job, Watch, run_all
+from coterie.experiment.processes import Job, Watch, check_unchanged, run_all
 from coterie.experiment.records import prepare
 from coterie.measures import Measure, of_summary
 from coterie.methods.registry import method_entry
@@ -18,10 +18,6 @@ from coterie.plugins import label, labels
 from coterie.storage import write_atomically, write_json
 
 WITH_BUDGET = 5  # times as many rounds at most, so that cheap methods can use the budget up
-CHOSEN = {
-    *("run.threads", "run.checkpoint", "run.record", "run.evaluate"),
-    *("federation.mode", "federation.chunk", "federation.memory"),
-}
 LEVEL = 0.05
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -101,20 +97,19 @@ def compare(
     watch: Watch | None = None,
     measure: str | None = None,
 ) -> dict[str, Any]:
-    """Run what has not been run, write compare.json and return it; a comparison in the folder is gone on with.
+    """Run what has not been run, write compare.json and return it; a comparison in the folder is resumed.
 
     measure is the one to compare by; by default the most important that all runs have.
     """
     if not (folder / "compare.json").is_file() or force:
         prepare(folder, force=force)
-    placed = [(case, folder / "runs" / case.name) for case in cases]
-    for case, path in placed:
-        _check_same(case, path)
+    runs = [Job(case.config, folder / "runs" / case.name) for case in cases]
+    check_unchanged(runs)
     write_atomically(folder / "config.toml", cases[0].config.as_toml().encode())
     result = {"methods": _unique(c.method for c in cases), "seeds": _unique(c.seed for c in cases)}
     if not (folder / "compare.json").is_file():
         write_json(folder / "compare.json", {**result, "outcome": "not finished"})
-    summaries = run_all([Job(case.config, path) for case, path in placed], at_once=jobs, watch=watch)
+    summaries = run_all(runs, at_once=jobs, watch=watch)
     result = {**result, **summarise(list(zip(cases, summaries, strict=True)), measure)}
     write_json(folder / "compare.json", result)
     return result
@@ -122,19 +117,6 @@ def compare(
 
 def _unique(values: Any) -> list[Any]:
     return list(dict.fromkeys(values))
-
-
-def _check_same(case: Case, folder: Path) -> None:
-    """A run that is in its folder already must be the one that is wanted."""
-    if not (folder / "config.toml").is_file():
-        return
-    made = load(folder / "config.toml").settings()
-    for key, value in case.config.settings().items():
-        if key not in CHOSEN and made.get(key) != value:
-            raise UsageError(
-                f"{folder} was made with {key} = {made.get(key)}, not {value}; choose another --out, "
-                "or overwrite the comparison with --force."
-            )
 
 
 def summarise(done: Sequence[tuple[Case, Mapping[str, Any]]], measure: str | None = None) -> dict[str, Any]:

@@ -72,12 +72,12 @@ def run_rounds(
     again: str = "",
     notes: Sequence[str] = (),
 ) -> Result:
-    """Run, or go on with, the rounds of a configuration; with a folder, records and checkpoints are kept there.
+    """Run or resume the rounds of a configuration; with a folder, records and checkpoints are kept there.
 
     Args:
         parts: the live objects of the run.
         folder: the result folder, if there is one.
-        observer: is told of every recorded round.
+        observer: receives every recorded round.
         resume: whether to go on from the last checkpoint.
         home: the folder that the user resumes, where that is not this one but one around it.
         stop: when to end early; by default the rule of run.stop.
@@ -472,4 +472,4 @@ def _with_first_client(why: str, events: list[dict[str, Any]], names: Sequence[s
 
 
 def _how_to_resume(folder: Path | None, again: str = "") -> str:
-    return "" if folder is None else f"stopped by the user; go on with: {again or f'coterie resume {folder}'}"
+    return "" if folder is None else f"stopped by the user; resume with: {again or f'coterie resume {folder}'}"

@@ -17,13 +17,17 @@ from typing import Any, NamedTuple
 
 from coterie import machine
 from coterie.consent import search_path
-from coterie.errors import RunError
+from coterie.errors import RunError, UsageError
 from coterie.experiment.config import Config, load
 from coterie.experiment.records import rounds_done as rounds_done
 from coterie.experiment.run import finished
 from coterie.storage import make_folder, write_atomically
 
 TICK = 0.5
+NOT_COMPARED = {  # how often and on what a run is made, not what it computes
+    *("run.threads", "run.checkpoint", "run.record", "run.evaluate"),
+    *("federation.mode", "federation.chunk", "federation.memory"),
+}
 
 
 class Job(NamedTuple):
@@ -31,6 +35,24 @@ class Job(NamedTuple):
 
     config: Config
     folder: Path
+
+
+def check_unchanged(jobs: Sequence[Job]) -> None:
+    """Refuse jobs whose folders have runs with other settings: their results would be taken for those of the jobs.
+
+    Args:
+        jobs: the runs to be made or resumed.
+    """
+    for job in jobs:
+        if not (job.folder / "config.toml").is_file():
+            continue
+        made = load(job.folder / "config.toml").settings()
+        for key, value in job.config.with_run(baselines=[]).settings().items():
+            if key not in NOT_COMPARED and made.get(key) != value:
+                raise UsageError(
+                    f"{job.folder} was made with {key} = {made.get(key)}, not {value}; choose another --out, "
+                    "or delete that folder to run it again."
+                )
 
 
 class Watch:
@@ -147,7 +169,8 @@ class _Workers:
 def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | None = None) -> list[dict[str, Any]]:
     """Run all, in the order given, and return their summaries.
 
-    at_once is by default one per core; the cores are shared out among them.
+    at_once is by default one per core; the cores are shared out among them. Folders are taken as they are: call
+    `check_unchanged` first where their settings may be others.
     """
     watch = watch or Watch()
     cores = os.cpu_count() or 1

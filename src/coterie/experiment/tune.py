@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from coterie.errors import RunError, UsageError, unknown
 from coterie.experiment.config import Config, resolve
-from coterie.experiment.processes import Job, Watch, run_all
+from coterie.experiment.processes import Job, Watch, check_unchanged, run_all
 from coterie.experiment.records import prepare
 from coterie.measures import STANDARD, Measure, of_summary
 from coterie.plugins import label
@@ -62,8 +62,9 @@ def tune(
     configs = [_with(config, settings, rounds) for settings in chosen]
     if not (folder / "tune.json").is_file() or force:
         prepare(folder, force=force)
-    write_atomically(folder / "config.toml", config.as_toml().encode())
     runs = [Job(trial, folder / "trials" / f"{i:03d}") for i, trial in enumerate(configs)]
+    check_unchanged(runs)
+    write_atomically(folder / "config.toml", config.as_toml().encode())
     summaries = run_all(runs, at_once=jobs, watch=watch)
     trials = [Trial(i, chosen[i], s["final"], s["outcome"], s["message"]) for i, s in enumerate(summaries)]
     known = {m.name: m for summary in summaries if summary["outcome"] == "finished" for m in of_summary(summary)}

@@ -17,7 +17,7 @@ from coterie.experiment.watching import end_with_parent
 
 
 def made(config: Path, folder: Path) -> dict[str, Any]:
-    """A run, begun or gone on with; its summary."""
+    """Start a run or resume it, and return its summary."""
     if (folder / "config.toml").is_file():
         return resume(folder, lambda name, is_baseline: None)
     return run(load(config), folder, lambda name, is_baseline: None)

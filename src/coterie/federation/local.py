@@ -92,7 +92,7 @@ class LocalEngine:
             return call.work(self.target, call.shared, None, call.static, draw)
 
     def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
-        """The memory with the rows of those who answered replaced."""
+        """The memory with the rows of the clients that replied replaced."""
         return memory.with_rows(parts)
 
     def _mode_of(self, call: Call) -> Mode:
@@ -128,7 +128,7 @@ class LocalEngine:
 
     def _threaded_chunks(self, threads: int) -> bool:
         """Whether chunks are computed in threads of their own: where all clients are more than one chunk, and each
-        thread has several clients. By the federation again, and not by those who are asked."""
+        thread has several clients. By the federation again, and not by the active clients."""
         large = self.chunk is not None and 2 * threads <= self.chunk < len(self.train)
         return large and self._threaded(threads)
 
@@ -211,7 +211,7 @@ class LocalEngine:
 
     def _threaded(self, threads: int) -> bool:
         """Whether clients are computed in threads of their own, each with one intra-op thread. A rule about the
-        federation and not about those who are asked, because the bits of some kernels depend on their threads."""
+        federation and not about the active clients, because the bits of some kernels depend on their threads."""
         at_once = self.task is None or self.task.concurrent
         in_memory = self.sizes.device.type == "cpu" and not self.train.mapped  # a Dataset may know one reader only
         return 1 < threads <= len(self.train) and at_once and in_memory and seen_by_threads()

@@ -75,7 +75,7 @@ class Revealing(RunError):
 
 
 class Gathered(NamedTuple):
-    """Rows of those who answered, ascending by id."""
+    """Rows of the replies, ascending by client id."""
 
     rows: Tree
     ids: Tensor
@@ -90,7 +90,7 @@ class Federation:
         ids: the active clients, ascending.
         book: the ledger and the events, which all views share.
         screening: what replies must pass.
-        participation: who takes part in a round.
+        participation: the rule that draws the participants of a round.
         target: where the target's rows are.
         secure: the settings of secure sums; None where the server sees every reply.
         round: the number of the round; 0 before the first.
@@ -249,7 +249,7 @@ class Federation:
         draw: Draw,
         static: dict[str, Any],
     ) -> Any:
-        """The same of a secure sum: the server learns Σ w_k r_k over those who stay, and no r_k. Four rounds."""
+        """The same of a secure sum: the server learns Σ w_k r_k over the clients that stay, and no r_k. Four rounds."""
         assert self.secure is not None
         call = self._called(work, shared, memory, draw, static)
         cause = name_of(work)

@@ -31,7 +31,7 @@ def write_card(folder: Path, *, now: Callable[[], datetime] = lambda: datetime.n
 
     Args:
         folder: a result folder with preprocess.json, or the folder of an advice.
-        now: the time that the card bears.
+        now: the date on the card.
     """
     model = folder if (folder / "preprocess.json").is_file() else folder / "model"
     facts = card(model)

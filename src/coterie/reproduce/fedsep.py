@@ -50,7 +50,7 @@ def _sketches(
         Column("MB moved", iid, "megabytes", ".3g"),
     ]
     common = flat(
-        run={"problem": "sketch", "record": max(1, rounds // 5), "checkpoint": 20},
+        run={"problem": "sketch", "record": rounds, "checkpoint": 20},  # only the end is read
         problem={"data": data, "model": model, "test": test, "selection": test // 3},
         federation={"mode": mode},
     )
@@ -226,7 +226,7 @@ PERCEPTRON = flat(
     federation={"mode": "vmap"},
 )
 DIGITS = flat(
-    problem={"data": "digits", "width": 16, "clients": 20, "test": 500, "selection": 200},
+    problem={"data": "digits", "width": 64, "clients": 20, "test": 500, "selection": 200},
     federation={"mode": "sequential"},
 )
 LARGE = flat(problem={"clients": 100, "test": 3000, "selection": 1000}, federation={"count": 10, "mode": "sequential"})
@@ -271,7 +271,7 @@ STUDIES = (
                 DIGITS,
                 40,
                 ROWS,
-                "Digits, small-cnn-norm of width 16, 20 clients, all active; the paper: CIFAR-10, ResNet-18, 100 "
+                "Digits, small-cnn-norm of width 64, 20 clients, all active; the paper: CIFAR-10, ResNet-18, 100 "
                 "clients.",
                 (0.05, 0.1, 0.2),
             ),

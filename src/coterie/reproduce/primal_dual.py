@@ -90,7 +90,7 @@ IID: dict[str, Any] = {"problem.classes": [[*range(10)]] * 5, "problem.clean_row
 
 
 def _methods(data: str, own: dict[str, dict[str, Any]], frozen: list[float]) -> dict[str, dict[str, Any]]:
-    """The settings of every line: those who learn weights, those with given ones, and learned ones that are frozen."""
+    """The settings of every line: methods that learn weights, given weights, and learned weights that are frozen."""
     methods = {name: flat(run={"method": LEARNERS[name]}, method=own.get(name, {})) for name in LEARNERS}
     if data == "digits":
         methods["rfho, Z not carried"] = {"run.method": "rfho", "method.carry": False, "method.outer_step": 0.05}
@@ -99,7 +99,7 @@ def _methods(data: str, own: dict[str, dict[str, Any]], frozen: list[float]) -> 
 
 
 class Grid(NamedTuple):
-    """Steps on θ and on w, every pair, for those who learn weights; as many steps for the others, which have no w."""
+    """Steps on θ and on w, every pair, for methods that learn weights; as many steps for the others."""
 
     first: tuple[float, ...]
     second: tuple[float, ...]

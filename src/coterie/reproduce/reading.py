@@ -59,7 +59,8 @@ def read(run: Finished, what: str) -> float | None:
     """
     kind, _, rest = what.partition(":")
     if kind == "final":
-        return _number(run.lines[-1].get(rest, run.summary["final"].get(rest)))
+        final = _number(run.summary["final"].get(rest))  # of the last finite model, where a run diverged after a record
+        return _number(run.lines[-1].get(rest)) if final is None else final
     if kind == "best":
         judge = "selection_accuracy" if "selection_accuracy" in run.lines[-1] else "validation_accuracy"
         best = max(run.lines, key=lambda line: _number(line.get(judge)) or 0.0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from coterie import machine
 from coterie.errors import RunError, UsageError
 from coterie.experiment.config import load
-from coterie.experiment.processes import Job, Watch, run_all
+from coterie.experiment.processes import Job, Watch, check_unchanged, run_all
 from coterie.problems.data.sets import KNOWN, locate
 from coterie.reproduce.adding import added, cell_of, check_fits, with_chosen
 from coterie.reproduce.curves import drawn, gathered
@@ -56,6 +56,8 @@ def check_data(table: Table) -> None:
 def chosen(table: Table, out: Path, *, partly: bool = False) -> Table:
     """The table with the best settings of each grid; with `partly`, grids that have not been run are left out.
 
+    A trial that diverged counts only where every trial of its grid did.
+
     Args:
         table: the table.
         out: the folder of its runs.
@@ -63,14 +65,14 @@ def chosen(table: Table, out: Path, *, partly: bool = False) -> Table:
     """
     if table.tuning is None:
         return table
-    tuning, best = table.tuning, dict[str, tuple[float, Settings]]()
+    tuning, best = table.tuning, dict[str, tuple[tuple[bool, float], Settings]]()
     complete = {trial.name: True for trial in table.trials()}
     for trial in table.trials():
         run = finished_run(out / TRIALS / table.folder(trial.settings))
         complete[trial.name] &= run is not None
         value = None if run is None else read(run, tuning.read)
-        if value is not None:
-            scored = value if tuning.higher else -value
+        if run is not None and value is not None:
+            scored = (run.summary["outcome"] == "finished", value if tuning.higher else -value)
             if trial.name not in best or scored > best[trial.name][0]:
                 best[trial.name] = (scored, trial.tried)
     lost = [name for name in complete if name not in best]
@@ -109,11 +111,9 @@ def reproduce(
     if not dry:
         check_data(table)
     make_folder(out)
-    if not dry and table.tuning is not None:
-        run_all(trial_jobs(table, out), at_once=at_once, watch=watch)
+    _run(trial_jobs(table, out), at_once, watch, dry=dry)
     table = chosen(table, out, partly=dry)
-    if not dry:
-        run_all(jobs(table, out), at_once=at_once, watch=watch)
+    _run(jobs(table, out), at_once, watch, dry=dry)
     result = study.after(collected(study, table, scale, out))
     if stored is not None:
         whole = study.at(scale)
@@ -124,6 +124,13 @@ def reproduce(
     for chart in drawn(result):
         write_atomically(out / f"{study.name}-{scale}-{chart.name}.svg", chart.file(paper=True).encode())
     return result
+
+
+def _run(wanted: list[Job], at_once: int | None, watch: Watch | None, *, dry: bool = False) -> None:
+    """Make the runs, unless dry; those that are there must have the settings that the study has now."""
+    check_unchanged(wanted)
+    if wanted and not dry:
+        run_all(wanted, at_once=at_once, watch=watch)
 
 
 class Checked(NamedTuple):
@@ -196,7 +203,7 @@ def check_stored(
     chosen = sample(study, result, count)
     runs = [cell.runs[seed] for cell, seed, _ in chosen]
     found = {table.folder(settings): Job(load(sets=settings), out / table.folder(settings)) for settings in runs}
-    run_all(list(found.values()), at_once=at_once, watch=watch)
+    _run(list(found.values()), at_once, watch)
     checked = []
     for (cell, seed, stored), settings in zip(chosen, runs, strict=True):
         again = value_of(finished_run(out / table.folder(settings)), cell.column)

@@ -164,7 +164,7 @@ def _advised(
 
 
 def share(study: Study, transport: Transport, names: Sequence[str], folder: Path, run: str) -> list[str]:
-    """Send the model of a result folder to the sites, with how rows become its inputs; those who took it.
+    """Send the model of a result folder to the sites, with how rows become its inputs; the sites that took it.
 
     Where there is one model per site, each is sent its own model and its own row of the weights.
     """

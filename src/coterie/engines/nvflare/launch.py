@@ -124,7 +124,7 @@ def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
 
 
 def _project(sites: list[str], port: int, admin_port: int) -> dict[str, Any]:
-    """FLARE's description of a federation: who takes part, and what makes their certificates and start-up kits."""
+    """FLARE's description of a federation: the participants, and what makes their certificates and start-up kits."""
     people = [{"name": ADMIN, "type": "admin", "org": "coterie", "role": "project_admin"}]
     server = {"name": HOST, "type": "server", "org": "coterie", "fed_learn_port": port, "admin_port": admin_port}
     clients = [{"name": site, "type": "client", "org": "coterie"} for site in sites]

@@ -119,7 +119,7 @@ class RemoteEngine:
         return self.roster.present
 
     def connect(self) -> None:
-        """Wait until all clients have declared themselves; go on without the late ones if enough are there."""
+        """Wait until all clients have declared themselves; continue without the late ones if enough are there."""
         self._wait(lambda: len(self.present) == self.clients)
         here = len(self.present)
         if here < min(self.policy.quorum, self.clients):
@@ -179,13 +179,13 @@ class RemoteEngine:
         raise NoClients(f"the target, client {self.target_at}, did not answer {name_of(call.work)}: {reason}")
 
     def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
-        """The memory with the versions of those who answered replaced."""
+        """The memory with the versions of the clients that replied replaced."""
         handle = self._handle(memory)
         ids, versions = (torch.cat([part[i] for part in parts]) for i in range(2))
         return Memory(Handle(handle.start, handle.versions.index_copy(0, ids, versions)))
 
     def recall(self, handle: Handle) -> Tree:
-        """The rows that clients remember, for records: of those who are away, what was last seen of them."""
+        """The rows that clients remember, for records; of absent clients, their last known rows."""
         here = self.present
         unwilling = [k for k in here if not self.roster.of[k].declaration.shares_memory]
         if unwilling:
@@ -353,7 +353,7 @@ class RemoteEngine:
         return results, failures
 
     def _question(self, call: Call, form: Form, ks: tuple[int, ...], lost: set[int]) -> Question:
-        """The order of a phase to the node of these clients; those who lost their memory begin anew."""
+        """The order of a phase to the node of these clients; clients that lost their memory begin anew."""
         step, compress = self._step(call, ks, lost), None
         if call.channel is not None:
             compress = compress_order(call.channel, step, ks, lost)

@@ -153,7 +153,7 @@ class Node:
         store: where client memory is kept.
         shares_memory: whether the server may ask for client memory, for its records.
         policy: what a server may ask for.
-        journal: is told of every order and its reply.
+        journal: receives every order and its reply.
     """
 
     engine: LocalEngine
@@ -195,7 +195,7 @@ class Node:
         return reply
 
     def _reason(self, error: BaseException) -> str:
-        """What the server is told of an error in a work; it knows the work and the client."""
+        """The report of an error in a work to the server, which knows the work and the client."""
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
     def _note(self, order: Order | None, data: bytes, reply: bytes, outcome: str) -> None:

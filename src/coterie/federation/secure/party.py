@@ -141,9 +141,9 @@ def unmasking(
 
     Args:
         uploads: the masked words of the clients that stayed.
-        dropped: the private keys for masks of those who left after they had sent shares.
+        dropped: the private keys for masks of the clients that left after they had sent shares.
         publics: all public keys.
-        seeds: the seeds of those who stayed.
+        seeds: the seeds of the clients that stayed.
         about: the digest of what is summed.
     """
     total: Words = np.sum(np.stack(list(uploads.values())), axis=0, dtype=np.uint64)

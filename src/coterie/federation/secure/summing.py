@@ -20,7 +20,7 @@ from coterie.federation.work import Each, Static, name_of
 
 Answers = dict[int, Any]
 Ask = Callable[[str, dict[int, Any]], Answers]
-"""Asks clients one of the four questions, each with a message of its own; the answers of those who are there."""
+"""Asks clients one of the four questions, each with a message of its own; the replies of the clients that are there."""
 
 
 class TooFew(NoClients):
@@ -123,7 +123,7 @@ class Summation:
     traffic: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def run(self) -> Sum:
-        """The sum over those who stay; `TooFew` where too few do."""
+        """The sum over the clients that stay; `TooFew` where too few do."""
         asked = sorted(self.task.scales)
         needed = self.secure.needed(len(asked))
         publics = self._asked("keys", dict.fromkeys(asked, b""), needed)

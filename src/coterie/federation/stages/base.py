@@ -78,7 +78,7 @@ class Stage:
         return after
 
     def undone(self, before: StageState, after: StageState) -> StageState:
-        """The state to go on with where a round is skipped or rejected."""
+        """The state to continue from where a round is skipped or rejected."""
         return before
 
     def record(self, state: StageState) -> dict[str, Any]:

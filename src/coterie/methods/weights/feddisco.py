@@ -49,7 +49,7 @@ def feddisco(
     severity: NonNegative = 0.5,
     margin: NonNegative = 0.1,
 ) -> Method:
-    """Weight clients by their sizes, less for those whose classes are far from evenly distributed.
+    """Weight clients by their sizes, less for clients whose classes are far from evenly distributed.
 
     Symbols: γ = step, a = severity, b = margin.
 

@@ -127,10 +127,10 @@ def by_chance(often: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def examined_alone(
     tables: Tables, usual: Quantiles | None, consent: Consent
 ) -> tuple[Tables, dict[str, list[Finding]], list[Finding]]:
-    """One file against what is told of the target's: the same without faults, doubts by kind, and what was done.
+    """One file against the summary of the target's: the same without faults, doubts by kind, and what was done.
 
     Args:
-        tables: the rows of one holder, then the target as a holder without rows, whose words are what is told of it.
+        tables: the rows of one holder, then the target as a holder without rows, whose words are its summary.
         usual: quantiles of the target's columns of numbers; None compares no units.
         consent: which corrections are accepted.
     """
@@ -225,7 +225,7 @@ def _abbreviates(a: str, b: str) -> bool:
 
 
 def _align(tables: Tables, consent: Consent, doubts: Findings, treated: Findings, *, private: bool) -> None:
-    """The labels of partners in the target's coding, by proposal and consent. Under [privacy] nothing is told."""
+    """The labels of partners in the target's coding, by proposal and consent. Under [privacy] nothing is reported."""
     *partners, target = tables.holders
     mine, accepted = set(target.words[-1]), consent.align_labels
     if accepted is False:

@@ -47,7 +47,7 @@ class Agreement:
 
     Args:
         terms: the digest of the terms.
-        sites: those who take part, in the order of their clients.
+        sites: the participants, in the order of their clients.
         preparation: scales, categories and classes, as `Preparation.as_dict` gives them.
         moved: the ledger of the handshake.
         left_out: by site, why it does not take part.
@@ -126,7 +126,7 @@ def agree(
     run: str = "agree",
     known: Mapping[str, int] | None = None,
 ) -> Agreement:
-    """Ask all sites that are there; those who fail on the way are left out, and the others are asked again.
+    """Ask all sites that are there; sites that fail on the way are left out, and the others are asked again.
 
     Args:
         transport: reaches the sites.

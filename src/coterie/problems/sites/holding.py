@@ -1,6 +1,6 @@
 """A site's own side: it reads its own file, compares it with the terms of the study, and answers orders on its rows.
 
-What is wrong is told here in full, with values; the coordinator is told its kind and the study's columns only. In the
+Faults are reported here in full, with values; the coordinator learns their kind and the study's columns only. In the
 stage "agree" a node answers the works on raw rows by which all agree on scales and categories; in the stage "train" it
 holds the model's inputs, made with what was agreed.
 """
@@ -107,7 +107,7 @@ class Fault(NamedTuple):
 
     @property
     def public(self) -> str:
-        """What the coordinator is told: the kind and columns of the study, no value and no other name."""
+        """The report to the coordinator: the kind and columns of the study, no value and no other name."""
         return ABOUT[self.kind] + (f": {', '.join(map(repr, self.columns))}" if self.columns else "")
 
 
@@ -169,7 +169,7 @@ class Examined(NamedTuple):
 
     @property
     def public(self) -> str:
-        """What the coordinator is told of the faults."""
+        """The report of the faults to the coordinator."""
         return "; ".join(dict.fromkeys(fault.public for fault in self.faults))
 
 

@@ -96,7 +96,7 @@ class Terms:
 
     @property
     def quantiles(self) -> Quantiles | None:
-        """What is told of the columns of numbers, as checks take it."""
+        """The summary of the columns of numbers, as checks take it."""
         columns = self.form.numbers()
         if not columns or any(name not in self.usual for name in columns):
             return None
