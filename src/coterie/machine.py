@@ -50,6 +50,11 @@ class NotPortable(UsageError):
     """A portable run in a process whose kernels are not held; the command line starts itself again."""
 
 
+def cores() -> int:
+    """The processors that this process may use, which in a container or under taskset are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def prepare(portable: bool = False) -> None:
     """Fix the kernels of this process and its children; call it before torch is used. Importing coterie calls it.
 

@@ -173,7 +173,7 @@ def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | N
     `check_unchanged` first where their settings may be others.
     """
     watch = watch or Watch()
-    cores = os.cpu_count() or 1
+    cores = machine.cores()
     workers = max(1, min(at_once or cores, len(jobs)))
     threads = max(1, cores // workers)
     portable = machine.wanted() or any(job.config.run.portable for job in jobs)

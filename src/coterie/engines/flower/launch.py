@@ -12,6 +12,7 @@ from typing import Any
 
 import tomli_w
 
+from coterie import machine
 from coterie.engines.flower.deployment import NAME, Deployment
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.engines.lifetime import notice
@@ -112,7 +113,7 @@ def exchanges_of(config: Config) -> int:
 
 def seconds_of(clients: int, cores: int | None = None) -> float:
     """Seconds per exchange on one machine: Flower starts one process per client, and looks for work once a second."""
-    return 2.0 + 1.2 * clients / (cores or os.cpu_count() or 1)
+    return 2.0 + 1.2 * clients / (cores or machine.cores())
 
 
 def cost_text(config: Config, clients: int) -> str:

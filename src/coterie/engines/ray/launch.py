@@ -81,7 +81,7 @@ def cluster(table: EngineTable) -> Iterator[None]:
         if alone:
             life = stack.enter_context(Lifetime("ray"))
             stack.callback(ray.shutdown)
-            _start(table.workers or os.cpu_count() or 1, life)
+            _start(table.workers or machine.cores(), life)
         else:
             stack.callback(ray.shutdown)
             _join(str(table.address))
