@@ -1,5 +1,6 @@
 """Methods on sub-models: what is trained, merged, moved and chosen; reductions to FedAvg; the problem and bad input."""
 
+import math
 import random
 from functools import partial
 from typing import Any
@@ -39,8 +40,8 @@ from coterie.methods.submodels.thinning import counts, densest, erdos_renyi_kern
 from coterie.numerics import Draw
 from coterie.problems import Context
 from coterie.problems.catalogue.registry import problem_entry
-from coterie.problems.catalogue.submodels import SubModels, among_present, submodels
-from coterie.problems.tasks.supervised import cross_entropy
+from coterie.problems.catalogue.submodels import SubModels, submodels
+from coterie.problems.tasks.entropy import MaskedEntropy, cross_entropy
 
 WIDE = Context(0, torch.float64)
 SMALL: dict[str, Any] = {"clients": 6, "rows": 10, "width": 8, "test": 60, "public": 40}
@@ -560,11 +561,36 @@ def test_the_problem_is_what_it_says():
 def test_the_masked_loss_asks_about_the_classes_at_hand():
     outputs = Draw.of(0).normal(4, 5)
     labels = torch.tensor([1, 3, 3, 1])
-    torch.testing.assert_close(among_present(outputs, labels), cross_entropy(outputs[:, [1, 3]], (labels == 3).long()))
+    torch.testing.assert_close(
+        MaskedEntropy()(outputs, labels), cross_entropy(outputs[:, [1, 3]], (labels == 3).long())
+    )
     every = torch.tensor([0, 1, 2, 3, 4])
     torch.testing.assert_close(
-        among_present(outputs[:1].repeat(5, 1), every), cross_entropy(outputs[:1].repeat(5, 1), every)
+        MaskedEntropy()(outputs[:1].repeat(5, 1), every), cross_entropy(outputs[:1].repeat(5, 1), every)
     )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("instead", [None, -math.inf, 0.0])
+def test_the_slope_of_the_masked_loss_is_its_derivative(instead, weighted):
+    outputs, labels = Draw.of(0).normal(4, 5, dtype=torch.float64), torch.tensor([1, 3, 3, 1])
+    loss = MaskedEntropy() if instead is None else MaskedEntropy(torch.tensor([0, 1, 0, 1, 1]) > 0, instead)
+    weight = torch.tensor([1.0, 0.0, 2.0, 3.0], dtype=torch.float64) if weighted else None
+
+    def mean(z):
+        return loss(z, labels).mean() if weight is None else loss(z, labels) @ weight / weight.sum()
+
+    torch.testing.assert_close(loss.slope(outputs, labels, weight), torch.func.grad(mean)(outputs))
+
+
+def test_the_derivative_by_kernels_is_that_of_the_gated_network():
+    problem = a_problem()
+    task, batch = problem.task, problem.train.client(0).all()
+    cut, omega = task.anatomy, problem.start
+    a = 0.1 + 0.8 * Draw.of(1).uniform(cut.kernels, dtype=torch.float64)
+    known = torch.func.grad(lambda a: task.loss(cut.gated(omega, a), batch))(a)
+    found = cut.over_kernels(omega * task.gradient(cut.gated(omega, a), batch))
+    torch.testing.assert_close(found, known)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from coterie.federation import Batch
 from coterie.numerics import Draw
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.chain import Chain
+from coterie.problems.models.layers import Scaler
 from coterie.problems.tasks.supervised import Supervised
 
 ROWS, CLASSES = 6, 3
@@ -32,7 +33,39 @@ def pooled_first() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 3 * 2, CLASSES))
 
 
+def scaled() -> nn.Sequential:
+    """As sub-models are: factors behind layers, and torch's own batch norm, here by the batch at hand."""
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 3, 3), Scaler(2.0)),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(3 * 3 * 2, 5), Scaler(4.0)),
+        nn.ReLU(),
+        nn.Linear(5, CLASSES),
+    )
+
+
+def scaled_alone() -> nn.Sequential:
+    """Factors without norm, so that products are by hand too."""
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3),
+        Scaler(2.0),
+        nn.ReLU(),
+        nn.Conv2d(3, 4, 2),
+        Scaler(0.5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 2 * 2, CLASSES),
+    )
+
+
 NETWORKS = {
+    "small-cnn-norm": ((1, 9, 8), lambda: build("small-cnn-norm", (1, 9, 8), CLASSES, seed=0)),
+    "scaled": ((2, 8, 7), scaled),
+    "scaled alone": ((2, 8, 7), scaled_alone),
     "lenet5": ((1, 12, 12), lambda: build("lenet5", (1, 12, 12), CLASSES, seed=0)),
     "lenet5 of colours": ((3, 14, 12), lambda: build("lenet5", (3, 14, 12), CLASSES, seed=0)),
     "small-cnn": ((1, 9, 8), lambda: build("small-cnn", (1, 9, 8), CLASSES, seed=0)),

@@ -129,25 +129,25 @@ def decoded_mask(shard: Shard, omega: Tensor, static: Static, draw: Draw) -> Ten
     level = on_budget(cut, budget / whole)
     offset = log(level / (1 - level)) - MARGIN
 
-    def loss(a: Tensor, batch: Batch) -> Tensor:
-        return task.loss(cut.gated(omega, a), batch)
+    def by_kernel(a: Tensor, batch: Batch) -> Tensor:  # ∂L(a ⊙ ω)/∂a
+        return cut.over_kernels(omega * task.gradient(cut.gated(omega, a), batch))
 
     if static.choose == "saliency":
         start = omega.new_full((cut.kernels,), level)
-        return cut.top(share, -grad(loss)(start, draw_batch(rows, static.decode_batch, draw)))
+        return cut.top(share, -by_kernel(start, draw_batch(rows, static.decode_batch, draw)))
 
     net, rule = HyperNetwork(cut.sizes, static.width), UpdateRule("adam", static.decode_step)
 
-    def objective(phi: Tensor, batch: Batch) -> Tensor:
+    def objective(phi: Tensor, slope: Tensor) -> Tensor:  # its derivative by φ is that of L and the resource loss
         a = net(phi, offset)
-        resource = (cut.work(a) / budget).clamp(min=1.0).log()
-        used = a if static.choose == "relaxed" else a + (cut.top(share, a.detach()).to(a).clamp(min=LEAK) - a).detach()
-        return loss(used, batch) + static.resource * resource
+        return slope @ a + static.resource * (cut.work(a) / budget).clamp(min=1.0).log()
 
     phi = net.start(omega)
     moments = rule.start(phi)
     for t, batch in enumerate(batches(rows, static.decode_batch, static.decode_steps, draw), 1):
-        slope = grad(objective)(phi, batch)
+        a = net(phi, offset)
+        used = a if static.choose == "relaxed" else cut.top(share, a).to(a).clamp(min=LEAK)
+        slope = grad(objective)(phi, by_kernel(used, batch))
         phi, moments = rule.move(phi * (1 - static.decode_step * static.decay), slope, moments, t)
     return cut.top(share, net(phi, offset))
 

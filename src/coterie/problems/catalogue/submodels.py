@@ -30,7 +30,8 @@ from coterie.problems.data.partition import partition as deal_out
 from coterie.problems.data.partition import set_apart
 from coterie.problems.models import FlatModel, build
 from coterie.problems.models.submodel import Anatomy, anatomy
-from coterie.problems.tasks.supervised import RowLoss, Supervised, cross_entropy
+from coterie.problems.tasks.entropy import MaskedEntropy, RowLoss, cross_entropy
+from coterie.problems.tasks.supervised import Supervised
 from coterie.problems.weighting import Weighting, weighting
 from coterie.settings import Count, Name, Positive, Probability
 
@@ -64,11 +65,7 @@ class SubModelTask(Supervised):
             return oracles
         labels = rows.all().labels.long()
         present = torch.zeros(self.classes or 0, device=labels.device).scatter(0, labels, 1.0) > 0
-        instead = -torch.inf if self.mask == "client" else 0.0
-
-        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-            return cross_entropy(outputs.masked_fill(~present, instead), labels)
-
+        loss = MaskedEntropy(present) if self.mask == "client" else MaskedEntropy(present, instead=0.0)
         return replace(oracles, loss_by_row=loss, fused=None)
 
 
@@ -192,12 +189,6 @@ def submodels(
     return SubModels(**{**known, "task": task}, levels=levels)
 
 
-def among_present(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy among the classes of the batch at hand, by row; over a batch with all classes it is the usual."""
-    present = torch.zeros_like(outputs[0]).scatter(0, labels.long(), 1.0) > 0
-    return cross_entropy(outputs.masked_fill(~present, -torch.inf), labels)
-
-
 def _task(
     whole: Any,
     cut: Anatomy,
@@ -208,7 +199,7 @@ def _task(
     options: dict[str, Any],
 ) -> SubModelTask:
     """The oracles of the whole network and of those cut out of it."""
-    loss: RowLoss = among_present if mask == "batch" else cross_entropy
+    loss: RowLoss = MaskedEntropy() if mask == "batch" else cross_entropy
 
     def smaller(scaled: bool) -> tuple[Supervised, ...]:
         nets = (FlatModel(cut.carved(share, scaled=scaled)).to(**options) for share in shares)

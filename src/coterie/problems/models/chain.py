@@ -1,12 +1,14 @@
 """Convolutional networks without branches, differentiated by hand, for clients that are computed one after the other.
 
-Each stage is a convolution or a linear map, then max pooling and rectified units where it has them. The maximum of
-rectified numbers is the rectified maximum, so units come after pooling, on a quarter of the numbers:
+Each stage is a convolution or a linear map, then a constant factor, batch norm N by the batch at hand, max pooling and
+rectified units where it has them. The maximum of rectified numbers is the rectified maximum, so units come after
+pooling, on a quarter of the numbers:
 
-    z = x ∗ w + b,   p = pool(z),   h = relu(p)
+    z = N(c (x ∗ w + b)),   p = pool(z),   h = relu(p)
 
-A gradient g by h goes back through the same places, and its sum over pixels, the gradient by b, is taken before it is
-spread. A Hessian-vector product is the derivative of all this where θ moves along v (Pearlmutter 1994):
+A gradient g by h goes back through the same places, and its sum over pixels, without norm the gradient by b, is taken
+before it is spread. A Hessian-vector product of a network without norms is the derivative of all this where θ moves
+along v (Pearlmutter 1994):
 
     ż = x ∗ ẇ + ẋ ∗ w + ḃ,   ∂ẇ = x ⋆ ġ + ẋ ⋆ g,   ∂ẋ = ġ ∗ᵀ w + g ∗ᵀ ẇ
 
@@ -28,6 +30,7 @@ from coterie.machine import wanted
 from coterie.numerics.convolutions import Geometry, input_gradient, weight_gradient
 from coterie.numerics.memory import empty_like
 from coterie.numerics.pooling import maxima, picked, spread
+from coterie.problems.models.layers import BatchStatisticsNorm2d, Scaler
 from coterie.problems.models.native import (
     MANY_CHANNELS,
     channels_last,
@@ -42,12 +45,16 @@ Slopes = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class _Kept(NamedTuple):
-    """What the way back needs of a stage: its input and output, the shape before pooling, where the maxima were."""
+    """What the way back needs of a stage: its input and output, the shape before pooling, where the maxima were.
+
+    normed is what the norm was given, its mean by channel and one over its deviation.
+    """
 
     x: Tensor
     h: Tensor
     shape: torch.Size
     places: Tensor | None
+    normed: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class _Linear:
 
     shape: tuple[int, ...]
     rectified: bool
+    factor: float = 1.0
+    norm: float | None = None
     pooled: bool = False
 
     def entering(self, h: Tensor) -> Tensor:
@@ -81,10 +90,12 @@ class _Linear:
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A convolution of images. The shape is that of its kernels."""
+    """A convolution of images. The shape is that of its kernels; norm is the ε of its batch norm."""
 
     shape: tuple[int, ...]
     rectified: bool
+    factor: float
+    norm: float | None
     pooled: bool
     geometry: Geometry
 
@@ -113,7 +124,7 @@ _Stage = _Linear | _Convolution
 
 
 class Chain(NamedTuple):
-    """What is to be known of such a module. θ has each stage's weights, then its offset.
+    """What is to be known of such a module. θ has each stage's weights, its offset, and its norm's scale and shift.
 
     Args:
         stages: convolutions, then linear maps; the last has no units.
@@ -128,16 +139,18 @@ class Chain(NamedTuple):
         """The chain that a module is; None where it is something else, or where somebody listens to its layers."""
         if type(module) is not nn.Sequential or any(map(heard, module.modules())):
             return None
-        layers, stages, flat = list(module)[::-1], list[_Stage](), False
+        layers, stages, flat = _in_order(module)[::-1], list[_Stage](), False
         while layers:
             layer = layers.pop()
             if isinstance(layer, nn.Conv2d) and is_plain_convolution(layer) and trained(layer) and not flat:
+                factor, norm = _factor(layers), _norm(layers)
                 units, pooling = _follows(layers, _is_relu), _follows(layers, is_plain_pooling)
                 units |= _follows(layers, _is_relu)  # either order
                 geometry = Geometry(layer.stride, layer.padding, layer.dilation)  # type: ignore[arg-type]
-                stages.append(_Convolution(tuple(layer.weight.shape), units, pooling, geometry))
+                stages.append(_Convolution(tuple(layer.weight.shape), units, factor, norm, pooling, geometry))
             elif type(layer) is nn.Linear and trained(layer) and flat:
-                stages.append(_Linear(tuple(layer.weight.shape), _follows(layers, _is_relu)))
+                factor = _factor(layers)
+                stages.append(_Linear(tuple(layer.weight.shape), _follows(layers, _is_relu), factor))
             elif type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1) and stages and not flat:
                 flat = True
             else:
@@ -174,21 +187,24 @@ class Chain(NamedTuple):
             slope: from the outputs to the derivative of L by them.
         """
         weights, run, h = self._weights(theta), list[_Kept](), self._images(inputs)
-        for stage, (w, b) in zip(self.stages, weights, strict=True):
-            run.append(_forward(stage, stage.entering(h), w, b))
+        for stage, values in zip(self.stages, weights, strict=True):
+            run.append(_forward(stage, stage.entering(h), values))
             h = run[-1].h
         g, found = slope(h), empty_like(theta)
-        for i, by_w, by_b in self._backwards(found):
+        for i, (by_w, by_b, *by_norm) in self._backwards(found):
             stage, kept = self.stages[i], run[i]
             g = self._before_units(stage, g, kept)
+            if by_norm:
+                g = _before_norm(_before_pooling(g, kept), stage, kept, weights[i][2], by_norm)
+            g = _scaled(stage, g)
             stage.over_rows(g, by_b)
-            g = _before_pooling(g, kept)
+            g = g if by_norm else _before_pooling(g, kept)
             by_w.copy_(stage.by_weights(kept.x, g))
             g = stage.by_input(g, weights[i][0], kept.x) if i else g
         return h, found
 
     def product(self, theta: Tensor, v: Tensor, inputs: Tensor, slopes: Slopes) -> Tensor:
-        """∇²L(θ) v; not to be differentiated again, and not for use under vmap.
+        """∇²L(θ) v of a network without norms; not to be differentiated again, and not for use under vmap.
 
         Args:
             theta: the parameters.
@@ -201,40 +217,45 @@ class Chain(NamedTuple):
         h, dh = self._images(inputs), inputs.new_empty(0)
         for stage, (w, b), (dw, db) in zip(self.stages, weights, along, strict=True):
             x = stage.entering(h)
-            kept, dz = _forward(stage, x, w, b), stage.map(x, dw, db)
+            kept, dz = _forward(stage, x, [w, b]), stage.map(x, dw, db)
             if run:
                 moves.append(stage.entering(dh))
                 dz += stage.map(moves[-1], w, None)
             run.append(kept)
-            h, dh = kept.h, _after_units(stage, dz, kept)
+            h, dh = kept.h, _after_units(stage, _scaled(stage, dz), kept)
         (g, dg), found = slopes(h, dh), empty_like(theta)
-        for i, by_w, by_b in self._backwards(found):
+        for i, (by_w, by_b) in self._backwards(found):
             stage, kept, w, dw = self.stages[i], run[i], weights[i][0], along[i][0]
-            dg = self._before_units(stage, dg, kept)
+            dg = _scaled(stage, self._before_units(stage, dg, kept))
             stage.over_rows(dg, by_b)
             dg = _before_pooling(dg, kept)
             by_w.copy_(stage.by_weights(kept.x, dg))
             if i:
-                g = _before_pooling(self._before_units(stage, g, kept), kept)
+                g = _before_pooling(_scaled(stage, self._before_units(stage, g, kept)), kept)
                 by_w += stage.by_weights(moves[i - 1], g)
                 dg = stage.by_input(dg, w, kept.x)
                 dg += stage.by_input(g, dw, kept.x)
                 g = stage.by_input(g, w, kept.x) if i > 1 else g  # nobody asks for it at the first stage
         return found
 
-    def _weights(self, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each stage's weights, stored as its images are, and its offset."""
-        return [(self._images(w) if w.dim() == 4 else w, b) for w, b in self._views(theta)]
+    def _weights(self, theta: Tensor) -> list[list[Tensor]]:
+        """Each stage's weights, stored as its images are, its offset, and its norm's scale and shift."""
+        return [[self._images(w) if w.dim() == 4 else w, *others] for w, *others in self._views(theta)]
 
-    def _views(self, theta: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Each stage's weights and offset, views into θ."""
-        parts = theta.split_with_sizes([n for stage in self.stages for n in (prod(stage.shape), stage.shape[0])])
-        return [(w.view(stage.shape), b) for stage, w, b in zip(self.stages, parts[::2], parts[1::2], strict=True)]
+    def _views(self, theta: Tensor) -> list[list[Tensor]]:
+        """The same, as views into θ."""
+        counts = [1 if stage.norm is None else 3 for stage in self.stages]
+        lengths = [[prod(stage.shape), *[stage.shape[0]] * n] for stage, n in zip(self.stages, counts, strict=True)]
+        parts = iter(theta.split_with_sizes([length for stage in lengths for length in stage]))
+        return [
+            [next(parts).view(stage.shape), *(next(parts) for _ in range(n))]
+            for stage, n in zip(self.stages, counts, strict=True)
+        ]
 
-    def _backwards(self, found: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _backwards(self, found: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
         """The stages' numbers from the last to the first, with where their derivatives go."""
         views = self._views(found)
-        return ((i, *views[i]) for i in reversed(range(len(views))))
+        return ((i, views[i]) for i in reversed(range(len(views))))
 
     def _images(self, x: Tensor) -> Tensor:
         return channels_last(x) if self.channels_last else x.contiguous()
@@ -246,10 +267,32 @@ class Chain(NamedTuple):
         return _where_positive(g, kept.h) if stage.rectified else g
 
 
-def _forward(stage: _Stage, x: Tensor, w: Tensor, b: Tensor) -> _Kept:
-    z = stage.map(x, w, b)
+def _forward(stage: _Stage, x: Tensor, values: list[Tensor]) -> _Kept:
+    w, b, *of_norm = values
+    z, normed = _scaled(stage, stage.map(x, w, b)), None
+    if stage.norm is not None:
+        given = z
+        z, *moments = torch.ops.aten.native_batch_norm(given, *of_norm, None, None, True, 0.0, stage.norm)
+        normed = (given, *moments)
     p, places = maxima(z) if stage.pooled else (z, None)
-    return _Kept(x, p.relu_() if stage.rectified else p, z.shape, places)
+    return _Kept(x, p.relu_() if stage.rectified else p, z.shape, places, normed)
+
+
+def _scaled(stage: _Stage, x: Tensor) -> Tensor:
+    """x times the stage's factor."""
+    return x if stage.factor == 1.0 else x * stage.factor
+
+
+def _before_norm(g: Tensor, stage: _Stage, kept: _Kept, scale: Tensor, found: list[Tensor]) -> Tensor:
+    """A slope by what the norm gives made one by what it is given; those by its scale and shift go to found."""
+    assert kept.normed is not None
+    given, mean, inverse = kept.normed
+    wanted = [True, True, True]
+    backward = torch.ops.aten.native_batch_norm_backward
+    g, *parts = backward(g, given, scale, None, None, mean, inverse, True, stage.norm, wanted)
+    for place, part in zip(found, parts, strict=True):
+        place.copy_(part)
+    return g
 
 
 def _after_units(stage: _Stage, dz: Tensor, kept: _Kept) -> Tensor:
@@ -271,6 +314,32 @@ def _where_positive(g: Tensor, h: Tensor) -> Tensor:
 def _follows(layers: list[nn.Module], wanted: Callable[[nn.Module], bool]) -> bool:
     """Whether the next layer is a wanted one, which is then taken."""
     return bool(layers) and wanted(layers[-1]) and layers.pop() is not None
+
+
+def _in_order(module: nn.Sequential) -> list[nn.Module]:
+    """The layers of a chain; one inside another is taken apart."""
+    parts = ([part] if type(part) is not nn.Sequential else _in_order(part) for part in module)
+    return [layer for part in parts for layer in part]
+
+
+def _factor(layers: list[nn.Module]) -> float:
+    """The factor of a scaler that comes next, which is then taken; 1 without one."""
+    scaler = layers[-1] if layers else None
+    if not isinstance(scaler, Scaler):
+        return 1.0
+    layers.pop()
+    return scaler.factor
+
+
+def _norm(layers: list[nn.Module]) -> float | None:
+    """The ε of a batch norm that comes next, which is then taken; None without one."""
+    norm = layers[-1] if layers else None
+    if not isinstance(norm, nn.BatchNorm2d) or type(norm) not in (nn.BatchNorm2d, BatchStatisticsNorm2d):
+        return None
+    if norm.running_mean is not None or not trained(norm):
+        return None
+    layers.pop()
+    return norm.eps
 
 
 def _is_relu(layer: nn.Module) -> bool:

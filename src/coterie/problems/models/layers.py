@@ -68,3 +68,15 @@ class BatchStatisticsNorm2d(nn.BatchNorm2d):
         variance = z.square().mean(1, keepdim=True)
         z = z * (self.weight[:, None] * torch.rsqrt(variance + self.eps)) + self.bias[:, None]
         return z.reshape(channels, n, height, width).transpose(0, 1)
+
+
+class Scaler(nn.Module):
+    """HeteroFL's scaler: a layer with a share of its kernels puts out as much as if it had all of them."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x times the inverse of the share."""
+        return x * self.factor

@@ -86,7 +86,7 @@ class Perceptron(NamedTuple):
         return [(W.view(shape), b) for shape, W, b in zip(self.shapes, parts[::2], parts[1::2], strict=True)]
 
 
-def trained(layer: nn.Linear | nn.Conv2d) -> bool:
+def trained(layer: nn.Linear | nn.Conv2d | nn.BatchNorm2d) -> bool:
     """Whether it has an offset, and both are trained.
 
     Args:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.errors import UsageError
+from coterie.problems.models.layers import Scaler
 from coterie.problems.models.resnet import Average, Block
 
 ALWAYS = -1  # in place of a kernel: what the network takes in or puts out
@@ -33,18 +34,6 @@ UNCHANGED = (
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh),  # f(0) = 0
 )
 CUT = ("Sequential", "resnet Block", "Conv2d", "Linear", "BatchNorm1d", "BatchNorm2d")
-
-
-class Scaler(nn.Module):
-    """HeteroFL's scaler: a layer with a share of its kernels puts out as much as if it had all of them."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x times the inverse of the share."""
-        return x * self.factor
 
 
 class Segment(NamedTuple):
@@ -123,6 +112,11 @@ class Anatomy:
     def gated(self, theta: Tensor, a: Tensor) -> Tensor:
         """a ⊙ θ, for a in {0, 1} or relaxed to [0, 1]."""
         return theta * _with_one(a).to(theta)[..., self.owner]
+
+    def over_kernels(self, values: Tensor) -> Tensor:
+        """Sums over the parameters of each kernel, [..., d] to [..., K]: what turns θ ∘ ∂L/∂(a ⊙ θ) into ∂L/∂a."""
+        sums = values.new_zeros(*values.shape[:-1], self.kernels + 1)
+        return sums.index_add(-1, self.owner, values)[..., : self.kernels]
 
     def index(self, a: Tensor, share: float) -> Tensor:
         """Where the parameters of the sub-model lie in θ, ascending: [..., k] for a [..., K] with this share."""

@@ -24,64 +24,17 @@ from coterie.problems.models.chain import Chain
 from coterie.problems.models.flat import Inputs
 from coterie.problems.models.perceptron import Perceptron
 from coterie.problems.models.tiled import Tiled
+from coterie.problems.tasks.entropy import (
+    RowLoss,
+    cross_entropy,
+    cross_entropy_column_slopes,
+    cross_entropy_columns,
+    cross_entropy_slopes,
+    slope_of,
+)
 from coterie.problems.tasks.softmax import softmax_gradient, softmax_product
 from coterie.problems.tasks.survival import hazard
 from coterie.settings import chosen
-
-RowLoss = Callable[[Tensor, Tensor], Tensor]
-
-
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """By row; written out, which takes fewer operations under nested derivatives than torch's own."""
-    return outputs.logsumexp(1) - outputs.gather(1, labels.long()[:, None])[:, 0]
-
-
-def cross_entropy_slope(outputs: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """The derivative of the mean cross-entropy by the outputs, […, n, o], with the bits of autograd's."""
-    share = _shares(outputs, weight)
-    p = share * (outputs - outputs.logsumexp(-1, keepdim=True)).exp()
-    return p.scatter_add(-1, labels.long()[..., None], -share)
-
-
-Columns = tuple[Tensor, Tensor | None, int, torch.dtype]
-"""Labels […, n], weights of the rows or None, the number o of classes, and the type of outputs […, o, n]."""
-
-
-def cross_entropy_columns(*rows: *Columns) -> Callable[[Tensor], Tensor]:
-    """The same derivative as a function of outputs with rows innermost, […, o, n]; see `Columns`."""
-    share, truth = _parts_of_truth(*rows)
-    return lambda outputs: outputs.softmax(-2).mul_(share).sub_(truth)
-
-
-def cross_entropy_column_slopes(*rows: *Columns) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """That derivative, and how it moves where the outputs z move by dz."""
-    share, truth = _parts_of_truth(*rows)
-
-    def slopes(z: Tensor, dz: Tensor) -> tuple[Tensor, Tensor]:
-        p = z.softmax(-2)
-        return share * p - truth, share * p * (dz - (p * dz).sum(-2, keepdim=True))
-
-    return slopes
-
-
-def _parts_of_truth(labels: Tensor, weight: Tensor | None, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Each row's part in the mean, […, 1, n], and the same at the row's class, […, o, n]."""
-    truth = labels.new_zeros(*labels.shape[:-1], classes, labels.shape[-1], dtype=dtype)
-    share = _shares(truth.mT, weight).mT
-    return share, truth.scatter_(-2, labels.long()[..., None, :], share)
-
-
-def cross_entropy_slopes(z: Tensor, dz: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same derivative, and how it moves where the outputs move by dz."""
-    p = z.softmax(-1)
-    return cross_entropy_slope(z, labels, weight), _shares(z, weight) * p * (dz - (p * dz).sum(-1, keepdim=True))
-
-
-def _shares(outputs: Tensor, weight: Tensor | None) -> Tensor:
-    """Each row's part in the mean, […, n, 1]."""
-    if weight is None:
-        return outputs.new_ones(()).div(outputs.shape[-2]).expand(*outputs.shape[:-1], 1)
-    return (weight * weight.sum(-1, keepdim=True).reciprocal())[..., None].expand(*outputs.shape[:-1], 1)
 
 
 def squared(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -169,6 +122,11 @@ class Supervised(Task):
         mean = losses.mean() if batch.weight is None else (losses * batch.weight).sum() / batch.weight.sum()
         return mean + 0.5 * self.l2 * theta.square().sum() if self.l2 else mean
 
+    def _slope(self, batch: Batch) -> Callable[[Tensor], Tensor] | None:
+        """The derivative of a batch's loss by the outputs, where it is known by hand."""
+        known = slope_of(self.loss_by_row)
+        return None if known is None else lambda outputs: known(outputs, batch.labels, batch.weight)
+
     def gradient(self, theta: Tensor, batch: Batch) -> Tensor:
         """∇L(θ) on a batch."""
         if self.fused is not None:
@@ -179,9 +137,8 @@ class Supervised(Task):
         if tiled is not None and self.loss_by_row is cross_entropy and _plain(tiled, batch, theta):
             found = tiled.gradient(theta, batch.inputs, batch.labels, batch.weight, cross_entropy_columns)
             return self._ridged(found, theta)
-        network = self.model.perceptron or self.model.chain
-        if network is not None and self.loss_by_row is cross_entropy and _plain(network, batch, theta):
-            slope = partial(cross_entropy_slope, labels=batch.labels, weight=batch.weight)
+        network, slope = self.model.perceptron or self.model.chain, self._slope(batch)
+        if network is not None and slope is not None and _plain(network, batch, theta):
             return self._ridged(network.gradient(theta, batch.inputs, slope), theta)
         return gradient(lambda t: self.loss(t, batch), theta)
 
@@ -196,9 +153,8 @@ class Supervised(Task):
         """L(θ) and ∇L(θ) on a batch: of a network by one pass forward."""
         if self.fused is not None or self.softmax_regression:
             return self.loss(theta, batch), self.gradient(theta, batch)
-        chain = self.model.chain
-        if chain is not None and self.loss_by_row is cross_entropy and _plain(chain, batch, theta):
-            slope = partial(cross_entropy_slope, labels=batch.labels, weight=batch.weight)
+        chain, slope = self.model.chain, self._slope(batch)
+        if chain is not None and slope is not None and _plain(chain, batch, theta):
             outputs, found = chain.outputs_and_gradient(theta, batch.inputs, slope)
             return self._of_outputs(theta, outputs, batch), self._ridged(found, theta)
         return value_and_gradient(lambda t: self.loss(t, batch), theta)
@@ -219,7 +175,7 @@ class Supervised(Task):
             return self.fused.product(theta, v, *_operands(batch))
         if self.softmax_regression:
             return self._ridged(softmax_product(theta, v, batch), v)
-        chain = self.model.chain
+        chain = None if self.mixes_rows else self.model.chain
         if chain is not None and self.loss_by_row is cross_entropy and _plain(chain, batch, theta, v):
             slopes = partial(cross_entropy_slopes, labels=batch.labels, weight=batch.weight)
             return self._ridged(chain.product(theta, v, batch.inputs, slopes), v)
