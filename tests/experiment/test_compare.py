@@ -209,3 +209,19 @@ def test_a_worker_that_fails_is_named_and_others_can_go_on(tmp_path: Path) -> No
         run_all([good, bad], at_once=1)
     assert rounds_done(tmp_path / "good") == 2
     assert rounds_done(tmp_path / "none") == 0
+
+
+def test_a_worker_whose_parent_has_ended_before_it_began_makes_no_run(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-I", "-S", "-c", ""])
+    gone.wait()
+    config = tmp_path / "config.toml"
+    config.write_text(load(sets={"run.problem": "quadratic", "run.rounds": 10**7, "run.baselines": []}).as_toml())
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "coterie.experiment.worker", str(gone.pid)],
+        input=json.dumps({"config": str(config), "folder": str(tmp_path / "run")}) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    summary = tmp_path / "run" / "summary.json"
+    assert done.returncode == -signal.SIGTERM or json.loads(summary.read_text())["outcome"] == "stopped"

@@ -74,7 +74,7 @@ class _Worker:
     def __init__(self, threads: int, portable: bool) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "coterie.experiment.worker"],  # without the current folder
+            [sys.executable, "-P", "-m", "coterie.experiment.worker", str(os.getpid())],  # without the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

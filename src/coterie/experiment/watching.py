@@ -23,11 +23,15 @@ def when_ended(process: int, then: Callable[[], None]) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int | None = None) -> None:
     """Stop as by SIGTERM when the process that started this one is gone, and end for good a little later.
 
     Else a worker would finish its run for nobody, and Flower's server app go on asking a SuperLink that was killed;
     both would keep the result folder to themselves.
+
+    Args:
+        parent: the process that started this one. Without it the present parent is taken, which is another one where
+            the first has ended already.
     """
 
     def end() -> None:
@@ -35,7 +39,7 @@ def end_with_parent() -> None:
         time.sleep(GRACE)
         os._exit(1)
 
-    when_ended(os.getppid(), end)
+    when_ended(os.getppid() if parent is None else parent, end)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`python -m coterie.experiment.worker`: makes runs one after the other, as lines on standard input ask for them.
+"""`python -m coterie.experiment.worker PARENT`: makes runs one after the other, as lines on its standard input ask.
 
 A line is {"config": FILE, "folder": DIR}, the answer {"summary": …} or {"error": …}. One process for many runs, because
 starting one takes longer than a small run.
@@ -25,7 +25,7 @@ def made(config: Path, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Until standard input ends, or the process that asks."""
-    end_with_parent()
+    end_with_parent(int(sys.argv[1]))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)  # whatever prints, the answers stay clean
         for line in sys.stdin:
