@@ -40,7 +40,7 @@ def tables() -> Any:
 
 @pytest.mark.parametrize("one", STUDIES, ids=lambda one: one.name)
 def test_every_study_can_be_configured_and_has_a_page(one: Any) -> None:
-    assert {"small", "paper"} <= set(one.scales) or set(one.scales) == {"mnist-untuned"}  # kept beside its successor
+    assert {"small", "paper"} <= set(one.scales)
     assert (DOCS / "papers" / f"{one.page}.md").resolve().is_file()
     for table in one.scales.values():
         first = next(iter(cells(table)))

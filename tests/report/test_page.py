@@ -179,7 +179,8 @@ def test_axes_have_round_ticks_and_hold_all_values() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [number(v) for v in (0, 0.25, 1e-9, 123456789.0)] == ["0", "0.25", "1.0e-9", "1.2e8"]
+    assert [number(v) for v in (0, 0.25, 1e-9, 123456789.0)] == ["0", "0.25", "1e-9", "1.2e8"]
+    assert [number(v) for v in (1000.0, 9999.7, -1e4, 1e5, 1e12)] == ["1000", "10000", "-10000", "1e5", "1e12"]
     assert percent(0.5) == "50 %"
     assert [size(v) for v in (0, 999, 1500, 2.5e9)] == ["0 B", "999 B", "1.5 kB", "2.5 GB"]
 

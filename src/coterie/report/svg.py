@@ -134,8 +134,8 @@ class Axis(NamedTuple):
 def number(value: float) -> str:
     """For people, short."""
     if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.4g}"
-    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+        return f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def percent(value: float) -> str:

@@ -73,25 +73,6 @@ def _sketches(
     )
 
 
-def _untuned(partition: str) -> Table:
-    """MNIST with one seed and default server steps (0.3 for the count sketch), one row per p."""
-    common = {"run.problem": "sketch", "run.rounds": 60, "run.record": 12, "run.checkpoint": 20}
-    common |= {"problem.data": "mnist", "problem.partition": partition, "federation.mode": "sequential"}
-    columns = [
-        Column(name, {WHICH: name, **({"method.server_step": 0.3} if name == "count-sketch" else {})}, ACCURACY)
-        for name in SKETCHES
-    ]
-    return Table(
-        f"mnist, {partition}, 10 clients, 60 rounds; all move the same, but for dense down and uncompressed.",
-        tuple(Row(str(size), {SIZE: size}) for size in (100, 500, 1000, 2000, 5000)),
-        (*columns, Column("MB moved (equal bytes)", {WHICH: "fedsep"}, "megabytes", ".2f")),
-        common,
-        corner="p",
-        adjust=_sketch_adjusted,
-        name=_sketch_folder,
-    )
-
-
 def _local_steps(data: str, model: str, size: int, rounds: int, mode: str) -> Table:
     """Figure 4: I local steps at a fixed p."""
     return Table(
@@ -240,8 +221,6 @@ STUDIES = (
             "small": _sketches("digits", "mlp", 4810, (10, 50, 200, 1000), 40, 600, "vmap"),
             "paper": _sketches("mnist", "conv4", 24234, PAPER_SIZES, 60, 10000),
             "cifar10": _sketches("cifar10", "conv4", 97866, PAPER_SIZES, 200, 10000),
-            "mnist-untuned": _untuned("iid"),
-            "mnist-ring-untuned": _untuned("ring"),
         },
     ),
     Study(
