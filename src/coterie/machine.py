@@ -51,7 +51,7 @@ class NotPortable(UsageError):
 
 
 def cores() -> int:
-    """The processors that this process may use, which in a container or under taskset are fewer than there are."""
+    """The processors that this process may use; `taskset` or a container may leave it fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

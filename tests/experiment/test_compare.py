@@ -216,7 +216,7 @@ def test_a_worker_whose_parent_has_ended_before_it_began_makes_no_run(tmp_path: 
     gone.wait()
     config = tmp_path / "config.toml"
     config.write_text(load(sets={"run.problem": "quadratic", "run.rounds": 10**7, "run.baselines": []}).as_toml())
-    done = subprocess.run(
+    subprocess.run(  # which never ends where the worker makes the run
         [sys.executable, "-P", "-m", "coterie.experiment.worker", str(gone.pid)],
         input=json.dumps({"config": str(config), "folder": str(tmp_path / "run")}) + "\n",
         capture_output=True,
@@ -224,4 +224,4 @@ def test_a_worker_whose_parent_has_ended_before_it_began_makes_no_run(tmp_path: 
         timeout=120,
     )
     summary = tmp_path / "run" / "summary.json"
-    assert done.returncode == -signal.SIGTERM or json.loads(summary.read_text())["outcome"] == "stopped"
+    assert not summary.exists() or json.loads(summary.read_text())["outcome"] == "stopped"
