@@ -131,6 +131,16 @@ def test_a_method_that_moves_nothing_runs_all_its_rounds(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("workers_here")
+def test_a_run_of_a_batch_that_diverged_is_not_made_again(tmp_path: Path) -> None:
+    job = Job(load(None, {"method.step": 1e9}, {"run.problem": "quadratic", "run.method": "fedavg"}), tmp_path / "a")
+    (summary,) = run_all([job])
+    written = (job.folder / "summary.json").stat().st_mtime_ns
+    assert summary["outcome"] == "diverged"
+    assert run_all([job]) == [summary]
+    assert (job.folder / "summary.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.usefixtures("workers_here")
 def test_the_command_compares_resumes_and_writes_tables(coterie: Command, tmp_path: Path) -> None:
     folder = tmp_path / "c"
     arguments = ["compare", "--problem", "quadratic", "--rounds", 4, "--out", folder, "--json"]

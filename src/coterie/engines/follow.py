@@ -77,7 +77,7 @@ def print_new_rounds(metrics: Path, printed: int, log: Log) -> int:
 
 def how_to_resume(folder: Path) -> str:
     """The end of an error text about a run that ended too early."""
-    return f"What was saved is intact. Go on with: coterie resume {folder}"
+    return f"What was saved is intact. Resume it with: coterie resume {folder}"
 
 
 def follow(

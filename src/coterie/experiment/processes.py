@@ -134,9 +134,9 @@ class _Workers:
         self._closed = False
 
     def run(self, job: Job) -> dict[str, Any]:
-        """A finished run is read, an interrupted one resumed."""
+        """A finished run is read, and one that diverged, since it would again; an interrupted one is resumed."""
         folder, begun = job.folder, job.folder / "config.toml"
-        if begun.is_file() and (known := finished(folder, load(begun).run)) is not None:
+        if begun.is_file() and (known := finished(folder, load(begun).run, or_diverged=True)) is not None:
             return known
         make_folder(folder)
         source = folder.with_name(f"{folder.name}.toml")

