@@ -4,7 +4,8 @@
     python docs/tables.py runs/x/NAME-SCALE.json [...]    take results over first
 
 `coterie reproduce NAME --scale SCALE --out runs/x` writes such a file. A page shows it between two markers,
-`<!-- result: NAME SCALE -->` and `<!-- end of result -->`; put the markers where the table is wanted.
+`<!-- result: NAME SCALE -->` and `<!-- end of result -->`; put the markers where the table is wanted. Between
+`<!-- studies -->` and `<!-- end of studies -->` stands what made each of them: command, time, machine.
 """
 
 import json
@@ -13,12 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coterie.reproduce import leaderboard, markdown
+from coterie.reproduce import leaderboard, markdown, study
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS / "results"
 NUMBERS = re.compile(r"\[\s+((?:-?[\d.]+(?:e[-+]?\d+)?|null)(?:,\s+(?:-?[\d.]+(?:e[-+]?\d+)?|null))*)\s+\]")
 PLACE = re.compile(r"(<!-- result: (?P<name>\S+) (?P<scale>\S+) -->\n).*?(<!-- end of result -->)", re.DOTALL)
+LIST = re.compile(r"(<!-- studies -->\n).*?(<!-- end of studies -->)", re.DOTALL)
+CPU = re.compile(r"\(R\)| Processor| @ [\d.]+GHz|cpu ")
 
 
 def filled(text: str) -> str:
@@ -31,7 +34,39 @@ def filled(text: str) -> str:
         stored = RESULTS / f"{found['name']}-{found['scale']}.json"
         return f"{found[1]}\n{markdown(json.loads(stored.read_text(encoding='utf-8')))}\n{found[4]}"
 
-    return PLACE.sub(table, text)
+    return LIST.sub(lambda found: f"{found[1]}\n{studies()}\n{found[2]}", PLACE.sub(table, text))
+
+
+def studies() -> str:
+    """One line per stored result, but for the leaderboard's: what made it, how long its runs took, and on what."""
+    lines = ["| stored result | command | rows | seeds | time | processor | date |", "|---|---|---|---|---|---|---|"]
+    for stored in sorted(RESULTS.glob("*.json")):
+        result = json.loads(stored.read_text(encoding="utf-8"))
+        if not result["name"].startswith(leaderboard.PREFIX):
+            lines.append(f"| `{stored.stem}` | {' | '.join(made_by(result))} |")
+    return "\n".join(lines) + "\n"
+
+
+def made_by(result: dict[str, Any]) -> list[str]:
+    """The command, how much of the study there is, the time of its runs, processors and date."""
+    table = study(result["name"]).scales[result["scale"]]
+    parts = [*result.get("earlier", []), result]
+    seconds = [part["seconds"] for part in parts if part.get("seconds") is not None]
+    rows, there = {row.name for row in table.rows}, {row["name"] for row in result["rows"]}
+    processors = dict.fromkeys(CPU.sub("", part.get("platform", {}).get("processor", "")) for part in parts)
+    return [
+        f"`coterie reproduce {result['name']} --scale {result['scale']}`",
+        "all" if rows <= there else f"{len(rows & there)} of {len(rows)}",
+        ", ".join(map(str, result["seeds"])) if len(result["seeds"]) < 6 else f"{len(result['seeds'])}",
+        duration(sum(seconds)) if seconds else "not kept",
+        "; ".join(filter(None, processors)) or "not kept",
+        result["date"],
+    ]
+
+
+def duration(seconds: float) -> str:
+    """In minutes, or in hours where it is longer than two."""
+    return f"{seconds / 3600:.1f} h" if seconds > 7200 else f"{max(1, round(seconds / 60))} min"
 
 
 def board(scale: str) -> list[Any]:

@@ -231,6 +231,27 @@ def test_the_pages_show_what_is_stored() -> None:
         assert result["scale"] in study(result["name"]).scales
 
 
+def test_the_page_of_verdicts_says_what_made_each_result() -> None:
+    maker = tables()
+    text = (DOCS / "papers" / "verdicts.md").read_text(encoding="utf-8")
+    parts = [{"seconds": 6222, "platform": {"processor": "AMD EPYC, cpu family 25, model 1"}}]
+    result = {
+        "name": "fednest-minimax",
+        "scale": "paper",
+        "rows": [{"name": "FedNest"}],
+        "seeds": [0],
+        "seconds": 1000,
+        "date": "2026-11-18",
+        "platform": {"processor": "Intel(R) Xeon(R) Processor @ 2.80GHz, cpu family 6, model 106"},
+    }
+    assert maker.studies() in text
+    assert maker.made_by({**result, "earlier": parts}) == [
+        "`coterie reproduce fednest-minimax --scale paper`",
+        *("1 of 4", "0", "2.0 h", "AMD EPYC, family 25, model 1; Intel Xeon, family 6, model 106", "2026-11-18"),
+    ]
+    assert maker.made_by({**result, "platform": {}, "seconds": None})[3:5] == ["not kept", "not kept"]
+
+
 def test_a_new_result_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     maker = tables()
     monkeypatch.setattr(maker, "RESULTS", tmp_path)
@@ -238,7 +259,7 @@ def test_a_new_result_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert stored == tmp_path / "byzantine-paper.json"
     page = maker.filled("before\n<!-- result: byzantine paper -->\nold\n<!-- end of result -->\nafter\n")
     assert "old" not in page
-    assert "| ipm | 0.928 | 0.879 ± 0.070 |" in page
+    assert "| ipm | 0.928 ± 0.020 | 0.912 ± 0.018 |" in page
     assert maker.filled(page) == page
 
 

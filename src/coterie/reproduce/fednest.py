@@ -12,7 +12,8 @@ EPOCHS = (0, 10, 20, 30, 40, 50, 60)
 def _minimax(clients: int) -> Table:
     """Curvatures that differ from client to client, which the paper's problem has not."""
     return Table(
-        f"{clients} clients, τ = 5, α = .1, β = .5, curvatures spread by ± 50 %: distance to the saddle point.",
+        f"{clients} clients, b_i ~ N(0, 5²), τ = 5, α = .1, β = .5, curvatures spread by ± 50 %: distance to the saddle "
+        "point.",
         (
             Row("FedNest", {"run.method": "fednest"}),
             Row("LFedNest", {"run.method": "lfednest"}),
@@ -20,7 +21,7 @@ def _minimax(clients: int) -> Table:
             Row("FedNest, a tenth of the clients", {"run.method": "fednest", "federation.count": clients // 10}),
         ),
         tuple(Column(str(t), {}, f"at:{t}:distance_to_optimum", ".1e") for t in EPOCHS),
-        {**MINIMAX, "problem.spread": 0.5, "problem.clients": clients},
+        {**MINIMAX, "problem.spread": 0.5, "problem.scale": 5.0, "problem.clients": clients},
         corner="epochs",
         budget=Budget("rounds", 60),
     )
