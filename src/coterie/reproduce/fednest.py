@@ -12,8 +12,8 @@ EPOCHS = (0, 10, 20, 30, 40, 50, 60)
 def _minimax(clients: int) -> Table:
     """Curvatures that differ from client to client, which the paper's problem has not."""
     return Table(
-        f"{clients} clients, b_i ~ N(0, 5²), τ = 5, α = .1, β = .5, curvatures spread by ± 50 %: distance to the saddle "
-        "point.",
+        f"{clients} clients, b_i ~ N(0, 5²), τ = 5, α = .1, β = .5, curvatures spread by ± 50 %: distance to "
+        "the saddle point.",
         (
             Row("FedNest", {"run.method": "fednest"}),
             Row("LFedNest", {"run.method": "lfednest"}),
