@@ -72,6 +72,14 @@ class MaskedEntropy:
     Args:
         present: which classes are meant, [o] bool; those of the batch at hand if None.
         instead: the output of every other class.
+
+    Example:
+        >>> outputs, labels = torch.tensor([[2.0, 2.0, 5.0]]), torch.tensor([0])
+        >>> loss = MaskedEntropy(present=torch.tensor([True, True, False]))
+        >>> loss(outputs, labels)  # log 2: the third class, the most likely one, does not count
+        tensor([0.6931])
+        >>> loss.slope(outputs, labels, None)
+        tensor([[-0.5000,  0.5000,  0.0000]])
     """
 
     present: Tensor | None = None
@@ -93,10 +101,14 @@ class MaskedEntropy:
 
 
 def slope_of(loss: RowLoss) -> Slope | None:
-    """The derivative of a loss that is known by hand.
+    """The derivative of a loss that is known by hand, and None of another.
 
     Args:
         loss: by row.
+
+    Example:
+        >>> slope_of(cross_entropy) is cross_entropy_slope, slope_of(MaskedEntropy()) is None, slope_of(max)
+        (True, False, None)
     """
     if loss is cross_entropy:
         return cross_entropy_slope
