@@ -1,10 +1,17 @@
 """Which entries are largest: against a stable sort, with ties, under vmap and where numbers are not finite."""
 
+import doctest
+
 import pytest
 import torch
 from torch import Tensor
 
+from coterie.numerics import sparse
 from coterie.numerics.sparse import largest
+
+
+def test_examples() -> None:
+    assert doctest.testmod(sparse) == (0, 1)
 
 
 def by_sorting(scores: Tensor, k: int) -> Tensor:
