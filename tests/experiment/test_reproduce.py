@@ -301,6 +301,22 @@ def test_every_run_spends_the_budget_with_the_settings_that_its_grid_chose(tmp_p
     assert [run.agrees(1e-9) for run in check_stored(STUDY, result, tmp_path, at_once=1)] == [True, True]
 
 
+@pytest.mark.usefixtures("workers_here")
+def test_trials_may_have_a_smaller_budget(tmp_path: Path) -> None:
+    table = replace(TUNED, tuning=replace(TUNED.tuning, budget=Budget("exchanges", 2)))
+    result = reproduce(STUDY, table, "small", tmp_path, at_once=1)
+    trials = [json.loads(path.read_text()) for path in (tmp_path / "trials").glob("*/summary.json")]
+    assert [trial["communication"]["rounds"] for trial in trials] == [2] * 4
+    assert [row["cells"][1]["values"] for row in result["rows"]] == [[6.0, 6.0]] * 2
+    assert "chosen by final validation loss after 2 rounds of communication" in markdown(result)
+
+
+def test_steps_that_were_chosen_on_mnist_are_those_of_the_stored_result() -> None:
+    stored = json.loads((DOCS / "results" / "fedsep-figure2-paper.json").read_text(encoding="utf-8"))["chosen"]
+    for row in study("fedsep-figure2").at("cifar10-short").rows:
+        assert row.settings["method.server_step"] == stored[row.name]["method.server_step"]
+
+
 def _trial(folder: Path, outcome: str, loss: float) -> None:
     folder.mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps({"outcome": outcome, "final": {"validation_loss": loss}}))

@@ -17,6 +17,11 @@ SKETCHES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 PAPER_SIZES = (10, 100, 500, 1000, 2000, 5000, 10000, 20000)
 TUNED = (0.3, 1.0, 3.0)  # server steps; FedSep's are multiples of its default, d/(p + 200)
+CHOSEN_ON_MNIST = {  # of these, by p, for FedSep, FedSep with redrawing, top-k and count sketch
+    100: (1.0, 1.0, 3.0, 0.3),
+    1000: (1.0, 1.0, 3.0, 0.3),
+    20000: (1.0, 1.0, 1.0, 1.0),
+}
 
 
 def _sketch_adjusted(settings: dict[str, Any]) -> dict[str, Any]:
@@ -36,41 +41,69 @@ def _sketch_folder(s: Settings) -> str:
     return f"{s['problem.data']}-{s['problem.partition']}-{size}-{name}-{s['run.seed']}"
 
 
-def _sketches(
-    data: str, model: str, dimension: int, sizes: tuple[int, ...], rounds: int, test: int, mode: str = "sequential"
+COMPRESSED = tuple(name for name in SKETCHES if name != "uncompressed")
+IID = {"problem.partition": "iid"}
+
+
+def _compared(
+    data: str, model: str, dimension: int, rows: tuple[Row, ...], rounds: int, test: int, about: str, **more: Any
 ) -> Table:
-    """One row per p and method, so that the server step is chosen for each of them; what p does not change, once."""
-    names = [(size, name) for size in sizes for name in SKETCHES if name != "uncompressed"]
-    rows = [Row(f"p = {size}, {name}", {SIZE: size, WHICH: name}) for size, name in names]
-    rows += [Row("uncompressed", {SIZE: sizes[-1], WHICH: "uncompressed"})]
-    iid = {"problem.partition": "iid"}
-    columns = [
-        Column("i.i.d.", iid, ACCURACY),
+    """Figure 2: accuracy after the same rounds, and what they moved."""
+    columns = (
+        Column("i.i.d.", IID, ACCURACY),
         Column("two classes", {"problem.partition": "classes"}, ACCURACY),
-        Column("MB moved", iid, "megabytes", ".3g"),
-    ]
+        Column("MB moved", IID, "megabytes", ".3g"),
+    )
     common = flat(
         run={"problem": "sketch", "record": rounds, "checkpoint": 20},  # only the end is read
         problem={"data": data, "model": model, "test": test, "selection": test // 3},
-        federation={"mode": mode},
+        federation={"mode": more.pop("mode", "sequential")},
     )
     return Table(
         f"{data}, model {model} with {dimension:,} parameters, 10 clients, 5 local steps of 0.1; p numbers each way "
-        f"per client and round, but for dense down and uncompressed. Server steps are chosen i.i.d. with seed 1000.",
-        tuple(rows),
-        tuple(columns),
+        f"per client and round, but for dense down and uncompressed. {about}",
+        rows,
+        columns,
         {**common, DIMENSION: dimension},
         (0, 1, 2),
         corner="numbers sent, method",
         adjust=_sketch_adjusted,
         name=_sketch_folder,
         budget=Budget("rounds", rounds),
-        tuning=Tuning(
-            {row.name: tuple({"method.server_step": step} for step in TUNED) for row in rows},
-            {**iid, "run.seed": 1000},
-            "final:selection_accuracy",
-        ),
+        **more,
     )
+
+
+def _sketch_rows(sizes: tuple[int, ...], names: tuple[str, ...]) -> tuple[Row, ...]:
+    """One row per p and method; what p does not change, once."""
+    pairs = [(size, name) for size in sizes for name in names]
+    rows = [Row(f"p = {size}, {name}", {SIZE: size, WHICH: name}) for size, name in pairs]
+    return (*rows, Row("uncompressed", {SIZE: sizes[-1], WHICH: "uncompressed"}))
+
+
+def _sketches(
+    data: str, model: str, dimension: int, sizes: tuple[int, ...], rounds: int, test: int, **more: Any
+) -> Table:
+    """The server step is chosen for every p and method."""
+    rows = _sketch_rows(sizes, COMPRESSED)
+    about = "Server steps are chosen i.i.d. with seed 1000."
+    tuning = Tuning(
+        {row.name: tuple({"method.server_step": step} for step in TUNED) for row in rows},
+        {**IID, "run.seed": 1000},
+        "final:selection_accuracy",
+    )
+    return _compared(data, model, dimension, rows, rounds, test, about, tuning=tuning, **more)
+
+
+def _by_steps_of_mnist(data: str, model: str, dimension: int, rounds: int, test: int) -> Table:
+    """The server steps that the scale paper chose on MNIST, so that no grid is run."""
+    names = ("fedsep", "fedsep-redraw", "top-k", "count-sketch")
+    steps = {
+        f"p = {p}, {name}": step for p, of in CHOSEN_ON_MNIST.items() for name, step in zip(names, of, strict=True)
+    }
+    rows = _sketch_rows(tuple(CHOSEN_ON_MNIST), names)
+    chosen = tuple(Row(row.name, {**row.settings, "method.server_step": steps.get(row.name, 1.0)}) for row in rows)
+    return _compared(data, model, dimension, chosen, rounds, test, "Server steps are those chosen on MNIST.")
 
 
 def _local_steps(data: str, model: str, size: int, rounds: int, mode: str) -> Table:
@@ -218,9 +251,10 @@ STUDIES = (
         "fedsep",
         "Figures 2 and 3: accuracy at equal bytes in both directions, i.i.d. and with two classes per client",
         {
-            "small": _sketches("digits", "mlp", 4810, (10, 50, 200, 1000), 40, 600, "vmap"),
+            "small": _sketches("digits", "mlp", 4810, (10, 50, 200, 1000), 40, 600, mode="vmap"),
             "paper": _sketches("mnist", "conv4", 24234, PAPER_SIZES, 60, 10000),
             "cifar10": _sketches("cifar10", "conv4", 97866, PAPER_SIZES, 200, 10000),
+            "cifar10-short": _by_steps_of_mnist("cifar10", "conv4", 97866, 60, 10000),
         },
     ),
     Study(

@@ -135,7 +135,7 @@ def _noisy(
     methods = _methods(data, own, FROZEN[data])
     rows = {f"{name}, A = {a:g}": {**m, "federation.active": a} for a in actives for name, m in methods.items()}
     if grid := more.pop("grid", None):
-        more["tuning"] = Tuning(grid.of(rows), TRIALS, "lowest:selection_accuracy")
+        more["tuning"] = Tuning(grid.of(rows), TRIALS, "lowest:selection_accuracy", budget=more.pop("trials", None))
     at = "lowest:" if "problem.selection" in common or data != "digits" else ""
     return Table(
         about,
@@ -189,7 +189,7 @@ WORKERS: dict[str, Any] = {"federation.mode": "sequential", "run.compile": True}
 MNIST: dict[str, Any] = {"problem.data": "mnist", "problem.selection": SELECTION, **WORKERS}
 FASHION = {**MNIST, "problem.data": "fashion-mnist"}
 DIGITS = {"problem.data": "digits", "problem.selection": 100}
-SHORT, LONG = Budget("rounds", 2000), Budget("rounds", 6000)
+QUARTER, SHORT, LONG = Budget("rounds", 500), Budget("rounds", 2000), Budget("rounds", 6000)
 ALL = (1.0, 0.9, 0.5)
 ON_DIGITS = "Digits and a perceptron instead of MNIST and LeNet-5; settings of the registry;"
 SMALL_IID = {"problem.classes": [[*range(10)]] * 5, "problem.clean_rows": 120, "problem.noisy_rows": 120}
@@ -236,8 +236,17 @@ STUDIES = (
                 (0, 1, 2),
                 (1.0, 0.5),
                 f"MNIST, LeNet-5, batch 64, a quarter of the iterations, largest step of the paper's grid; {CHOSEN}",
-                budget=Budget("rounds", 500),
+                budget=QUARTER,
                 grid=LARGEST,
+            ),
+            "full-length": _noisy(
+                MNIST | {"run.compile": False},
+                (0, 1, 2),
+                (1.0, 0.5),
+                f"MNIST, LeNet-5, batch 64, settings chosen at the scale quarter; {CHOSEN}",
+                budget=SHORT,
+                grid=LARGEST,
+                trials=QUARTER,
             ),
             "fashion-mnist": _noisy(
                 FASHION, (0, 1, 2), ALL, f"Fashion-MNIST, LeNet-5, batch 64; {CHOSEN}", budget=LONG, grid=PAPERS

@@ -271,4 +271,5 @@ def _grid_words(table: Table) -> str:
     """How settings were chosen."""
     assert table.tuning is not None
     size = max((len(grid) for grid in table.tuning.grids.values()), default=0)
-    return f"{size} settings per method, chosen by {table.tuning.read.replace(':', ' ').replace('_', ' ')}"
+    shorter = "" if table.tuning.budget is None else f" after {table.tuning.budget}"
+    return f"{size} settings per method, chosen by {table.tuning.read.replace(':', ' ').replace('_', ' ')}{shorter}"

@@ -75,12 +75,14 @@ class Tuning:
         on: settings of the trials beside those of the table: which data, which seed.
         read: what to choose by, as in a column.
         higher: whether more is better.
+        budget: what a trial may spend, where that is less than the table's runs spend.
     """
 
     grids: Mapping[str, Sequence[Settings]]
     on: Settings
     read: str = "best:selection_accuracy"
     higher: bool = True
+    budget: Budget | None = None
 
     def __post_init__(self) -> None:
         sizes = {name: len(grid) for name, grid in self.grids.items()}
@@ -129,11 +131,11 @@ class Table:
     def settings(self, row: Row, column: Column, seed: int) -> dict[str, Any]:
         """One run: what all have, what its column has, what its row has, what was chosen for its method."""
         chosen = {**self.tuned.get(column.of or column.name, {}), **self.tuned.get(row.name, {})}
-        return self._merged({**column.settings, **row.settings, **chosen, "run.seed": seed})
+        return self._merged({**column.settings, **row.settings, **chosen, "run.seed": seed}, self.budget)
 
-    def _merged(self, own: Settings) -> dict[str, Any]:
+    def _merged(self, own: Settings, budget: Budget | None) -> dict[str, Any]:
         merged = self.adjust({**EVERY_RUN, **self.common, **own})
-        return merged if self.budget is None else {**merged, **self.budget.settings()}
+        return merged if budget is None else {**merged, **budget.settings()}
 
     def folder(self, settings: Settings) -> str:
         """The name of a run's folder, the same for the same settings."""
@@ -159,8 +161,9 @@ class Table:
             return []
         parts = {row.name: row.settings for row in self.rows}
         parts |= {column.name: column.settings for column in self.columns}
+        budget = self.tuning.budget or self.budget
         return [
-            Trial(name, tried, self._merged({**parts[name], "run.seed": 0, **self.tuning.on, **tried}))
+            Trial(name, tried, self._merged({**parts[name], "run.seed": 0, **self.tuning.on, **tried}, budget))
             for name, grid in self.tuning.grids.items()
             if name in parts and name not in self.tuned
             for tried in grid
