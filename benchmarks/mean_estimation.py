@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from benchmarks.toy_cosine import SideBySide
 from coterie import methods
 from coterie.experiment.build import assemble
 from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
-from coterie.federation import Call, LocalEngine, Replies, Shard, Static
+from coterie.federation import Call, Federation, LocalEngine, Replies, Shard, Static
 from coterie.federation.tree import tree_flatten, tree_unflatten
 from coterie.methods import Method
 from coterie.methods.shared.works import gradient
@@ -68,6 +67,19 @@ def line_of(row: Row) -> Line:
         return made
 
     return Line(row.name, make, own.get("data") == "fresh", row.settings.get(LEAST, 0.0))
+
+
+@dataclass(frozen=True)
+class SideBySide(Federation):
+    """A federation whose verbs hold no data-dependent Python, so that a round can be vmapped over seeds."""
+
+    def sample(self, **_: Any) -> "SideBySide":
+        return self
+
+    def _ask(
+        self, work: Any, shared: Any, memory: Any, draw: Draw, static: dict[str, Any], **_: Any
+    ) -> Iterator[Replies]:
+        return self.engine.execute(Call(work, shared, memory, Static(**static), draw), self.ids)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ def by_size(rows: list[dict[str, Any]], column: int, title: str) -> Chart:
 def main(source: Path, out: Path) -> None:
     result = json.loads(source.read_text(encoding="utf-8"))
     panels: list[Panel] = []
-    for column, told in enumerate(result["columns"]):
-        if told["name"] in PARTITIONS:
+    for number, name in enumerate(column["name"] for column in result["columns"]):
+        if name in PARTITIONS:
             left = panels[-1].right + GAP if panels else 0.0
-            panels.append(Panel(by_size(result["rows"], column, PARTITIONS[told["name"]]), left, 0.0))
+            panels.append(Panel(by_size(result["rows"], number, PARTITIONS[name]), left, 0.0))
     out.write_text(picture("fedsep", "FedSep and other compressed methods", panels).file())
 
 

@@ -164,7 +164,7 @@ class Draw:
         return (_shift(self.bits(*shape), 33) * high) >> 31
 
     def batches(self, count: int | Tensor, size: int, steps: int) -> Tensor:
-        """Row numbers [steps, size] below count, with replacement: all batches of a local walk at once."""
+        """Row numbers [steps, size] below count, with replacement: the batches of all local steps at once."""
         return self.integers(count, steps, size)
 
     def of_batch(self, index: Tensor) -> Tensor:

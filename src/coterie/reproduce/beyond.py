@@ -27,9 +27,9 @@ PERSONAL: dict[str, dict[str, Any]] = {
 def _personal_row(name: str, data: str) -> Row:
     """collaborate learns its weights on a part of its rows; the others train on all of them."""
     own, all_rows, steps, batch, _ = SIZES[data]
-    walk = {"method.local_steps": steps, "method.batch": batch}
+    local = {"method.local_steps": steps, "method.batch": batch}
     rows = {"problem.train": own if name.startswith("collaborate") else all_rows}
-    return Row(name, {**walk, **rows, **PERSONAL[name]})
+    return Row(name, {**local, **rows, **PERSONAL[name]})
 
 
 def _personal(data: str, rounds: int, seeds: tuple[int, ...]) -> Table:

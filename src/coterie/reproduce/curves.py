@@ -52,7 +52,7 @@ def _lines(members: Mapping[str, tuple[Path, ...]], measure: str, against: str) 
 
 
 def _short(values: Any) -> list[float | None]:
-    return [None if value is None else float(f"{value:.4g}") for value in values]
+    return [None if value is None else float(f"{value:.6g}") for value in values]
 
 
 def drawn(result: Mapping[str, Any]) -> list[Chart]:

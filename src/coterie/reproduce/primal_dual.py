@@ -48,7 +48,16 @@ def _toy(noisy: bool, seeds: int, ks: tuple[int, ...]) -> Table:
     )
     columns = [Column(f"F − F*, K = {k}", {"toy.K": k}, "final:objective", ".4f") for k in ks]
     columns += [Column(f"stationarity, K = {k}", {"toy.K": k}, "final:stationarity", ".1e") for k in ks]
-    return Table(about, TOY_ROWS, tuple(columns), common, tuple(range(seeds)), corner="method", adjust=_toy_adjusted)
+    return Table(
+        about,
+        TOY_ROWS,
+        tuple(columns),
+        common,
+        tuple(range(seeds)),
+        corner="method",
+        adjust=_toy_adjusted,
+        curves=(Curve("objective", "round"),),
+    )
 
 
 def _above_the_least(result: dict[str, Any]) -> dict[str, Any]:

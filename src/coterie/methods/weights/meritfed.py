@@ -67,8 +67,8 @@ class MeritFedState(NamedTuple):
     sums: tuple[Tensor, ...] = ()
 
 
-def walked(shard: Shard, x: Tensor, static: Static, draw: Draw) -> Tensor:
-    """g_k: the gradient at x, or the way of some local steps over γ."""
+def own_direction(shard: Shard, x: Tensor, static: Static, draw: Draw) -> Tensor:
+    """g_k: the gradient at x, or (x − x_k)/γ after local steps."""
     if static.steps == 1:
         return own_gradient(shard, x, static.batch, draw)
     moved: Tensor = local_sgd(shard, x, None, static, draw)
@@ -78,14 +78,14 @@ def walked(shard: Shard, x: Tensor, static: Static, draw: Draw) -> Tensor:
 @work("meritfed/direction", update=RESULT)
 def direction(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """g_k, for a weighted sum."""
-    return walked(shard, shared, static, draw)
+    return own_direction(shard, shared, static, draw)
 
 
 @work("meritfed/projection", update=RESULT)
 def projection(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tensor:
     """⟨v, g_k⟩, one number."""
     x, v = shared
-    return walked(shard, x, static, draw) @ v
+    return own_direction(shard, x, static, draw) @ v
 
 
 def weighted_direction(fed: Federation, x: Tensor, w: Tensor, at: Draw, local: dict[str, Any]) -> Tensor:

@@ -4,8 +4,9 @@
     saddle:  h y = b − t x,   λ x = t y                                                letters without i: means
 
 The paper has h_i = 1 and λ_i = λ for all clients. Then all local Hessians in y, and all in x, are equal, the mean of
-local walks is the walk of the mean, and no alternating method drifts, whatever the b_i. `spread` makes curvatures
-differ, h_i ~ U(1 ∓ spread) and λ_i ~ λ U(1 ∓ spread), both with mean 1; spread = 0 is the paper's problem.
+the clients after local steps is where local steps on the mean loss end, and no alternating method drifts, whatever the
+b_i. `spread` makes curvatures differ, h_i ~ U(1 ∓ spread) and λ_i ~ λ U(1 ∓ spread), both with mean 1; spread = 0 is
+the paper's problem.
 """
 
 from dataclasses import dataclass
