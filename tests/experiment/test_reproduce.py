@@ -454,6 +454,16 @@ def test_data_that_are_missing_are_named_before_anything_runs(tmp_path: Path, mo
     assert not (tmp_path / "out").exists()
 
 
+def test_packages_that_are_missing_are_named_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTERIE_DATA", str(tmp_path / "none"))
+    monkeypatch.setattr("coterie.problems.data.sets.user_cache_path", lambda name: tmp_path / "cache")
+    monkeypatch.setattr("coterie.problems.models.text.find_spec", lambda name: None)
+    chosen = study("meritfed-goemotions")
+    with pytest.raises(UsageError, match=r"data get goemotions.*'coterie\[text\]'.*'coterie\[lora\]'"):
+        reproduce(chosen, chosen.at("lora"), "lora", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_page_of_verdicts_names_results_that_are_stored() -> None:
     text = (DOCS / "papers" / "verdicts.md").read_text(encoding="utf-8")
     rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ") and "**" not in line]

