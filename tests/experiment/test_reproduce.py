@@ -394,7 +394,9 @@ def test_seeds_and_columns_are_added_to_a_stored_result(tmp_path: Path) -> None:
     whole = reproduce(STUDY, TUNED, "small", tmp_path / "whole", at_once=1)
     first = reproduce(STUDY, TUNED.only(["fedavg"], [], [0]), "small", tmp_path / "first", at_once=1)
     out = tmp_path / "later"
-    later = reproduce(STUDY, replace(TUNED, seeds=(1,)), "small", out, at_once=1, stored=first)
+    later = reproduce(
+        STUDY, replace(TUNED, seeds=(1,)), "small", out, at_once=1, stored={**first, "date": "2026-01-01"}
+    )
     tried = {path.name.partition("-")[0] for path in (out / "trials").iterdir() if path.is_dir()}
     assert tried == {"sgd"}  # the grid of fedavg is not run again
     assert later["chosen"] == whole["chosen"]
@@ -412,6 +414,19 @@ def test_seeds_and_columns_are_added_to_a_stored_result(tmp_path: Path) -> None:
     assert again["missing"] == []
     assert [one["seeds"] for one in again["earlier"]] == [[0], [1]]  # each with the seeds that were run for it
     assert again["new_seeds"] == [0]
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_a_value_that_no_run_has_is_not_counted_as_missing(tmp_path: Path) -> None:
+    columns = (*TUNED.columns, Column("friends' weight", {}, "final:friends_weight"))
+    table = replace(TUNED, columns=columns, tuning=None, seeds=(0,))
+    first = reproduce(STUDY, table, "small", tmp_path / "first", at_once=1)
+    assert first["rows"][0]["cells"][2] == {"values": [], "absent": True}
+    both = reproduce(STUDY, replace(table, seeds=(1,)), "small", tmp_path / "later", at_once=1, stored=first)
+    assert both["missing"] == []
+    text = markdown(both)
+    assert "lack" not in text
+    assert f"; {both['date']}. " in text  # once, where all parts are of one day
 
 
 def test_rows_and_columns_stand_as_in_the_study() -> None:

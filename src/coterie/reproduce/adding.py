@@ -37,7 +37,8 @@ def with_chosen(table: Table, stored: Result) -> Table:
 def added(stored: Result, new: Result, order: Sequence[str] = ()) -> dict[str, Any]:
     """The stored result with the values of a new one; where both have a seed's value, the new one counts.
 
-    Curves that are stored stay as they are, the means of the earlier seeds; lines that they lack are added.
+    Curves that are stored stay as they are, the means of the earlier seeds; lines that they lack are added. Cells that
+    are marked as absent have no value in any run, such as the weights of a method without weights.
 
     Args:
         stored: the earlier result.
@@ -59,15 +60,15 @@ def added(stored: Result, new: Result, order: Sequence[str] = ()) -> dict[str, A
     def cell(key: tuple[str, str]) -> dict[str, Any]:
         both = [found[key] for found in (before, after) if key in found]
         values = {seed: value for found in both for seed, value in found["by_seed"].items()}
-        paper = [found["paper"] for found in both if "paper" in found]
-        return cell_of(values, seeds) | ({"paper": paper[-1]} if paper else {})
+        kept = {name: found[name] for found in both for name in ("absent", "paper") if name in found}
+        return cell_of(values, seeds) | kept
 
     made: list[dict[str, Any]] = [{"name": row, "cells": [cell((row, column)) for column in columns]} for row in rows]
     lacking = [
         f"{row['name']}, {column}"
         for row in made
         for column, one in zip(columns, row["cells"], strict=True)
-        if len(one["values"]) < len(seeds)
+        if len(one["values"]) < len(seeds) and "absent" not in one
     ]
     before_this = {key: stored[key] for key in ABOUT_RUNS if key in stored}
     before_this["seeds"] = stored.get("new_seeds", stored["seeds"])  # not those that it was itself added to

@@ -70,7 +70,7 @@ def caption(result: Mapping[str, Any]) -> str:
 def _dates(result: Mapping[str, Any]) -> str:
     """When it was run; where seeds were added later, which ones when."""
     parts = [*result.get("earlier", []), {"date": result["date"], "seeds": result.get("new_seeds", [])}]
-    if len(parts) == 1:
+    if len({part["date"] for part in parts}) == 1:
         return str(result["date"])
     return ", ".join(f"{part['date']} (seeds {', '.join(map(str, part['seeds']))})" for part in parts)
 

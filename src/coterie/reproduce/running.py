@@ -226,6 +226,7 @@ def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, An
     run_in = cache(finished_run)
     seeds: set[int] = set()
     values: dict[tuple[str, str], dict[int, float]] = {}
+    without: set[tuple[str, str]] = set()
     folders: dict[Path, bool] = {}
     for cell in cells(table):
         runs = [(settings["run.seed"], out / table.folder(settings)) for settings in cell.runs]
@@ -235,11 +236,15 @@ def collected(study: Study, table: Table, scale: str, out: Path) -> dict[str, An
             settings["run.seed"]: _cell_value(table, cell, settings, lambda name: run_in(out / name))
             for settings in cell.runs
         }
-        values[cell.row.name, cell.column.name] = {s: value for s, value in read_all.items() if value is not None}
+        key = cell.row.name, cell.column.name
+        values[key] = {s: value for s, value in read_all.items() if value is not None}
+        if not values[key] and all(folders[folder] for _, folder in runs):
+            without.add(key)
 
     def entry(key: tuple[str, str]) -> dict[str, Any]:
         paper = {"paper": table.printed[key]} if key in table.printed else {}
-        return {**cell_of(values.get(key, {}), table.seeds), **paper}
+        absent = {"absent": True} if key in without else {}
+        return {**cell_of(values.get(key, {}), table.seeds), **absent, **paper}
 
     rows = {row.name: [entry((row.name, column.name)) for column in table.columns] for row in table.rows}
     summaries = [run.summary for folder in folders if (run := run_in(folder)) is not None]
