@@ -5,7 +5,8 @@
 
 `coterie reproduce NAME --scale SCALE --out runs/x` writes such a file. A page shows it between two markers,
 `<!-- result: NAME SCALE -->` and `<!-- end of result -->`; put the markers where the table is wanted. Between
-`<!-- studies -->` and `<!-- end of studies -->` stands what made each of them: command, time, machine.
+`<!-- studies -->` and `<!-- end of studies -->` stands what made each of them: command, time, machine. Between
+`<!-- count -->` and `<!-- end of count -->` the verdicts of the page's table are counted.
 """
 
 import json
@@ -21,6 +22,14 @@ RESULTS = DOCS / "results"
 NUMBERS = re.compile(r"\[\s+((?:-?[\d.]+(?:e[-+]?\d+)?|null)(?:,\s+(?:-?[\d.]+(?:e[-+]?\d+)?|null))*)\s+\]")
 PLACE = re.compile(r"(<!-- result: (?P<name>\S+) (?P<scale>\S+) -->\n).*?(<!-- end of result -->)", re.DOTALL)
 LIST = re.compile(r"(<!-- studies -->\n).*?(<!-- end of studies -->)", re.DOTALL)
+COUNT = re.compile(r"(<!-- count -->\n).*?(<!-- end of count -->)", re.DOTALL)
+VERDICTS = {  # in the second column of a table: one claim, several
+    "holds": ("holds", "hold"),
+    "in part": ("holds in part", "hold in part"),
+    "does not hold": ("does not hold", "do not hold"),
+    "not tested": ("could not be tested", "could not be tested"),
+}
+VERDICT = re.compile(rf"^\| [^|]+ \| ({'|'.join(VERDICTS)}) \|", re.MULTILINE)
 CPU = re.compile(r"\(R\)| Processor| @ [\d.]+GHz|cpu ")
 
 
@@ -34,7 +43,16 @@ def filled(text: str) -> str:
         stored = RESULTS / f"{found['name']}-{found['scale']}.json"
         return f"{found[1]}\n{markdown(json.loads(stored.read_text(encoding='utf-8')))}\n{found[4]}"
 
-    return LIST.sub(lambda found: f"{found[1]}\n{studies()}\n{found[2]}", PLACE.sub(table, text))
+    text = COUNT.sub(lambda found: f"{found[1]}\n{counted(text)}\n\n{found[2]}", PLACE.sub(table, text))
+    return LIST.sub(lambda found: f"{found[1]}\n{studies()}\n{found[2]}", text)
+
+
+def counted(text: str) -> str:
+    """How many claims of a page have which verdict."""
+    found = VERDICT.findall(text)
+    numbers = {verdict: found.count(verdict) for verdict in VERDICTS if verdict in found}
+    parts = [f"{count} {VERDICTS[verdict][count > 1]}" for verdict, count in numbers.items()]
+    return f"Of {len(found)} claims {', '.join(parts[:-1])} and {parts[-1]}."
 
 
 def studies() -> str:

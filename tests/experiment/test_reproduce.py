@@ -19,6 +19,7 @@ from coterie.methods.registry import METHODS, method_entry
 from coterie.report.terminal import RunsBar
 from coterie.reproduce import STUDIES, Study, Table, check_stored, markdown, reproduce, study
 from coterie.reproduce.adding import added
+from coterie.reproduce.least import above_the_least
 from coterie.reproduce.nested import SOLVERS
 from coterie.reproduce.pages import cell_text
 from coterie.reproduce.reading import Finished, read
@@ -427,6 +428,22 @@ def test_a_value_that_no_run_has_is_not_counted_as_missing(tmp_path: Path) -> No
     text = markdown(both)
     assert "lack" not in text
     assert f"; {both['date']}. " in text  # once, where all parts are of one day
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_values_above_the_least_are_checked_against_what_runs_record_and_not_added_to(tmp_path: Path) -> None:
+    columns = (Column("F − F*, all", {}, "final:validation_loss"), Column("loss", {}, "final:validation_loss"))
+    steps = [Row(f"step {step}", {"run.method": "fedavg", "method.step": step}) for step in (0.001, 0.1)]
+    table = replace(TUNED, rows=tuple(steps), columns=columns, tuning=None)
+    toy = Study("toy", "fednest", "a study for this test", {"small": table}, above_the_least)
+    result = reproduce(toy, table, "small", tmp_path, at_once=1)
+    slow, fast = (row["cells"] for row in result["rows"])
+    assert fast[0]["values"] == [0.0, 0.0]
+    assert slow[0]["values"] == [a - b for a, b in zip(slow[1]["values"], fast[1]["values"], strict=True)]
+    assert result["least"] == fast[1]["values"]
+    assert all(run.agrees(1e-12) for run in check_stored(toy, result, tmp_path, count=4, at_once=1))
+    with pytest.raises(UsageError, match="above the least one of all rows"):
+        reproduce(toy, table, "small", tmp_path, stored=result)
 
 
 def test_rows_and_columns_stand_as_in_the_study() -> None:

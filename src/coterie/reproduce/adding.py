@@ -60,8 +60,8 @@ def added(stored: Result, new: Result, order: Sequence[str] = ()) -> dict[str, A
     def cell(key: tuple[str, str]) -> dict[str, Any]:
         both = [found[key] for found in (before, after) if key in found]
         values = {seed: value for found in both for seed, value in found["by_seed"].items()}
-        kept = {name: found[name] for found in both for name in ("absent", "paper") if name in found}
-        return cell_of(values, seeds) | kept
+        names = ("paper",) if values else ("absent", "paper")
+        return cell_of(values, seeds) | {name: found[name] for found in both for name in names if name in found}
 
     made: list[dict[str, Any]] = [{"name": row, "cells": [cell((row, column)) for column in columns]} for row in rows]
     lacking = [

@@ -3,6 +3,7 @@
 from itertools import product
 from typing import Any
 
+from coterie.reproduce.least import above_the_least
 from coterie.reproduce.study import Budget, Column, Curve, Row, Settings, Study, Table, Tuning, flat
 
 MINIMAX = flat(run={"problem": "minimax-quadratic", "dtype": "float64", "checkpoint": 60})
@@ -216,18 +217,6 @@ def _toy(ks: tuple[int, ...], rounds: int, seeds: tuple[int, ...]) -> Table:
     )
 
 
-def _above_the_least(result: dict[str, Any]) -> dict[str, Any]:
-    """F − F* instead of F, seed by seed; a table with gaps stays as it is."""
-    values = [cell["values"] for row in result["rows"] for cell in row["cells"]]
-    if any(len(found) != len(result["seeds"]) for found in values):
-        return result
-    least = [min(by_seed) for by_seed in zip(*values, strict=True)]
-    for row in result["rows"]:
-        for cell in row["cells"]:
-            cell["values"] = [value - best for value, best in zip(cell["values"], least, strict=True)]
-    return {**result, "least": least}
-
-
 LONG_TAIL = {**MNIST, "problem.imbalance": 100.0, "method.step": 1.5, "method.local_steps": 15}
 SHORT_TAIL = {**DIGITS, "run.record": 5, "federation.count": 5}
 MEAN_OF_LAST = "class-balanced test accuracy, mean of the last five records"
@@ -288,7 +277,7 @@ STUDIES = (
         "fednest",
         "FedNest on a weighting problem with noise: the same clients in a round, or others in each phase",
         {"small": _toy((1, 5), 50, (0,)), "paper": _toy((1, 5, 10), 200, (0, 1, 2, 3, 4))},
-        _above_the_least,
+        above_the_least,
     ),
     Study(
         "fednest-loss-tuning",

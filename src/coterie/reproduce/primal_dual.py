@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from coterie.methods.registry import PRIMAL_DUAL_GRID
+from coterie.reproduce.least import above_the_least
 from coterie.reproduce.study import Budget, Column, Curve, Row, Settings, Study, Table, Tuning, flat, printed
 
 STEP, OUTER_STEP = 0.03, 0.005
@@ -58,23 +59,6 @@ def _toy(noisy: bool, seeds: int, ks: tuple[int, ...]) -> Table:
         adjust=_toy_adjusted,
         curves=(Curve("objective", "round"),),
     )
-
-
-def _above_the_least(result: dict[str, Any]) -> dict[str, Any]:
-    """F − F*: F* is the least F that any line found for the same problem."""
-    objective = [i for i, column in enumerate(result["columns"]) if column["name"].startswith("F")]
-    count = len(result["seeds"])
-    found = [row["cells"][i]["values"] for row in result["rows"] for i in objective]
-    whole = [values for values in found if len(values) == count]
-    if not whole:
-        return result
-    least = [min(values[s] for values in whole) for s in range(count)]
-    for row in result["rows"]:
-        for i in objective:
-            values = row["cells"][i]["values"]
-            if len(values) == count:
-                row["cells"][i]["values"] = [v - best for v, best in zip(values, least, strict=True)]
-    return {**result, "least": least}
 
 
 LEARNERS = {name: name for name in ("primal-dual", "sustain", "rfho")} | {"fednest": "fednest-weights", "afl": "afl"}
@@ -218,14 +202,14 @@ STUDIES = (
         "primal-dual",
         "Figure 1: F(w) and stationarity on the cosine toy, exact estimates",
         {"small": _toy(False, 2, (1, 5)), "paper": _toy(False, 20, KS)},
-        _above_the_least,
+        above_the_least,
     ),
     Study(
         "primal-dual-figure2",
         "primal-dual",
         "Figure 2: the same with noise σ = 0.5, each client active with probability ½",
         {"small": _toy(True, 2, (1, 5)), "paper": _toy(True, 20, KS)},
-        _above_the_least,
+        above_the_least,
     ),
     Study(
         "primal-dual-table1",

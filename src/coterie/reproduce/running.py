@@ -15,6 +15,7 @@ from coterie.problems.data.sets import KNOWN, locate
 from coterie.problems.models.text import check_installed
 from coterie.reproduce.adding import added, cell_of, check_fits, with_chosen
 from coterie.reproduce.curves import drawn, gathered
+from coterie.reproduce.least import as_recorded, check_addable
 from coterie.reproduce.pages import markdown
 from coterie.reproduce.reading import Finished, better_off, finished_run, read, value_of
 from coterie.reproduce.study import Cell, Settings, Study, Table, cells
@@ -117,6 +118,7 @@ def reproduce(
     """
     if stored is not None:
         check_fits(study, scale, stored)
+        check_addable(stored)
         table = with_chosen(table, stored)
     if not dry:
         check_data(table)
@@ -183,10 +185,12 @@ def sample(study: Study, result: Mapping[str, Any], count: int) -> list[tuple[Ce
         if (cell.row.name, cell.column.name) in stored and not cell.column.read.startswith(("seconds", "better:"))
     ]
     chosen = [whole[round(i * (len(whole) - 1) / max(1, count - 1))] for i in range(min(count, len(whole)))]
-    return [
-        (cell, i % len(seeds), float(stored[cell.row.name, cell.column.name][i % len(seeds)]))
-        for i, cell in enumerate(chosen)
-    ]
+    found = []
+    for i, cell in enumerate(chosen):
+        seed = i % len(seeds)
+        value = float(stored[cell.row.name, cell.column.name][seed])
+        found.append((cell, seed, as_recorded(result, cell.column.name, seed, value)))
+    return found
 
 
 def check_stored(
