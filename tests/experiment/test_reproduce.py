@@ -232,6 +232,20 @@ def test_the_pages_show_what_is_stored() -> None:
         assert result["scale"] in study(result["name"]).scales
 
 
+def test_every_claim_has_a_verdict_and_stored_evidence() -> None:
+    maker = tables()
+    text = (DOCS / "papers" / "verdicts.md").read_text(encoding="utf-8").partition("## What each study takes")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| **")]
+    claims = [row for row in rows if row[0] != "| claim"]
+    assert {row[1] for row in claims} <= maker.VERDICTS.keys()
+    assert f"Of {len(claims)} claims" in text
+    names = {name for row in claims for name in re.findall(r"`([^`]+)`", row[3])}
+    assert names <= {path.stem for path in maker.RESULTS.glob("*.json")}
+    assert maker.counted("| a | holds | b | c |\n| d | in part | e | f |\n| g | in part | h | i |\n") == (
+        "Of 3 claims 1 holds and 2 hold in part."
+    )
+
+
 def test_the_page_of_verdicts_says_what_made_each_result() -> None:
     maker = tables()
     text = (DOCS / "papers" / "verdicts.md").read_text(encoding="utf-8")
