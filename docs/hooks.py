@@ -93,7 +93,15 @@ class Docstrings(Extension):  # type: ignore[misc, valid-type]
         text = obj.docstring.value
         if isinstance(node, ast.FunctionDef) and obj.parent.is_module:
             text = documented(text, node, Path(obj.filepath))
+        if isinstance(node, ast.ClassDef):
+            text = fields(text, node)
         obj.docstring.value = examples(text)
+
+
+def fields(doc: str, node: ast.ClassDef) -> str:
+    """A docstring whose Args are attributes where the class is a NamedTuple: no function takes them."""
+    named = "NamedTuple" in map(ast.unparse, node.bases)
+    return re.sub(r"^( *)Args:$", r"\1Attributes:", doc, flags=re.MULTILINE) if named else doc
 
 
 def examples(doc: str) -> str:

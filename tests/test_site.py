@@ -48,6 +48,20 @@ def test_the_site_builds_without_a_warning_or_a_foreign_asset(tmp_path: Path) ->
     assert "<code>second_momentum</code>" in methods
 
 
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2])
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    assert sorted(listed) == sorted(pages)
+
+
+def test_fields_of_named_tuples_are_attributes_on_the_site() -> None:
+    fields = runpy.run_path(str(DOCS / "hooks.py"))["fields"]
+    doc = "A pair.\n\n    Args:\n        a: the first."
+    tuple_, other = ast.parse("class A(NamedTuple): ...\nclass B: ...").body
+    assert fields(doc, tuple_) == doc.replace("Args:", "Attributes:")
+    assert fields(doc, other) == doc
+
+
 def test_every_setting_of_a_factory_has_its_line_on_the_reference_page() -> None:
     hooks = runpy.run_path(str(DOCS / "hooks.py"))
     methods = {entry.identifier: entry.make for entry in METHODS}

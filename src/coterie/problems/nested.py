@@ -306,8 +306,8 @@ def _named(variable: Flat, theta: Tensor) -> dict[str, Tensor]:
 class Nested:
     """Bilevel: inner(x, y, batch) and outer(x, y, batch), the mean losses of a batch.
 
-    inner may be a dict of losses, for several inner problems: inner["a"](x, y["a"], batch) and so on, where y is a dict
-    with the same names. y*(x) minimises each of them by itself; outer sees the whole y.
+    inner may be a dict of losses, for several inner problems: `inner["a"](x, y["a"], batch)` and so on, where y is a
+    dict with the same names. y*(x) minimises each of them by itself; outer sees the whole y.
     """
 
     inner: Loss | Mapping[str, Loss]

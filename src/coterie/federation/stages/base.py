@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 class Stage:
     """One thing that happens to replies. Every method has a default that changes nothing.
 
-    Args:
+    Attributes:
         key: which of `ORDER` it is; its state has this name in checkpoints.
     """
 
