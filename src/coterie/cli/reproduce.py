@@ -106,7 +106,8 @@ def _check(files: list[Path], out: Path, cells: int, tolerance: float, jobs: int
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{file} is no stored result: {error}.") from None
         rows += [{"result": file.stem, **run._asdict(), "agrees": run.agrees(tolerance)} for run in checked]
-    print_rows(rows, json)
+    short = [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in rows]
+    print_rows(rows if json else short, json)
     wrong = [row for row in rows if not row["agrees"]]
     if wrong:
         raise RunError(f"{len(wrong)} of {len(rows)} stored values do not reproduce within {tolerance:g}.")
