@@ -17,7 +17,7 @@ SKETCHES: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 PAPER_SIZES = (10, 100, 500, 1000, 2000, 5000, 10000, 20000)
 TUNED = (0.3, 1.0, 3.0)  # server steps; FedSep's are multiples of its default, d/(p + 200)
-CHOSEN_ON_MNIST = {  # of these, by p, for FedSep, FedSep with redrawing, top-k and count sketch
+CHOSEN_ON_MNIST = {  # by p: server steps of fedsep, fedsep-redraw, top-k and count-sketch, out of TUNED
     100: (1.0, 1.0, 3.0, 0.3),
     1000: (1.0, 1.0, 3.0, 0.3),
     20000: (1.0, 1.0, 1.0, 1.0),

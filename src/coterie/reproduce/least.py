@@ -41,6 +41,10 @@ def as_recorded(result: Mapping[str, Any], column: str, seed: int, value: float)
         column: the name of its column.
         seed: which of the result's seeds, by position.
         value: the stored value.
+
+    Example:
+        >>> as_recorded({"least": [1.5, 1.0]}, "F − F*, K = 1", 1, 0.25)
+        1.25
     """
     return value + result["least"][seed] if "least" in result and column.startswith(MARK) else value
 
