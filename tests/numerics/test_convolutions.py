@@ -129,6 +129,22 @@ def test_few_pixels_are_products_with_the_weights_as_they_are(name, bias, monkey
     assert gradgradcheck(run, given, fast_mode=True)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("case", [*CASES.values(), *ROWS.values(), *FEW.values()], ids=[*CASES, *ROWS, *FEW])
+def test_an_activation_may_overwrite_what_a_layer_puts_out(case, layout):
+    shape, kernel, geometry = case
+    x, _, _ = operands(shape, kernel, layout)
+    _, w, b = operands(shape, kernel, torch.contiguous_format)
+
+    def pooled(y: Tensor, pool: Any) -> Tensor:
+        y = y.relu_().contiguous()
+        return pool(y).mul_(2.0) if min(y.shape[2:]) > 1 else y
+
+    ours = pooled(convolution(x, w, b, geometry), max_pool)
+    torchs = pooled(F.conv2d(x, w, b, *geometry), lambda y: F.max_pool2d(y, 2))
+    torch.testing.assert_close(derivatives(ours, (x, w, b)), derivatives(torchs, (x, w, b)))
+
+
 @pytest.mark.parametrize(
     ("images", "weight"),
     [((8, 512, 4, 4), (255, 512, 3, 3)), ((8, 512, 4, 4), (512, 512, 1, 1)), ((1, 1, 2, 2), (99, 1, 3, 3))],

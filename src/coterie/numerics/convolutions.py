@@ -87,8 +87,10 @@ class _Convolution(torch.autograd.Function):
             ctx.patches = None
             return F.conv2d(x, w, b, *geometry)
         ctx.patches = _ordered_patches(x, w.shape, geometry)
-        y = F.linear(ctx.patches, w.flatten(1), b)
-        return y.view(len(x), *_size(x.shape, w.shape, geometry), len(w)).permute(0, 3, 1, 2)
+        y = _like(x, torch.Size((len(x), len(w), *_size(x.shape, w.shape, geometry))))
+        rows, weight = _slopes(y), w.flatten(1).T  # views of y, which is none itself: an activation may overwrite it
+        torch.mm(ctx.patches, weight, out=rows) if b is None else torch.addmm(b, ctx.patches, weight, out=rows)
+        return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
