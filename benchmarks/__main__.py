@@ -51,7 +51,7 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
+def options_of(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Rounds of coterie beside others.")
     parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(WORKLOADS)}; all by default")
     parser.add_argument("--repeats", type=int, default=7, help="alternating runs of every side")
@@ -64,6 +64,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     unknown = set(options.workloads) - set(WORKLOADS)
     if unknown:
         parser.error(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(WORKLOADS)}")
+    return options
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    options = options_of(arguments)
     torch.set_num_threads(options.threads)
     rate = matmul_rate()
     clock: Clock = "cpu" if options.threads == 1 else "wall"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from time import process_time, sleep, thread_time
 
 import pytest
 import torch
-from benchmarks.__main__ import WORKLOADS, main
+from benchmarks.__main__ import WORKLOADS, main, options_of
 from benchmarks.speed import flower_peer, jax_peer, pfl_peer, scaling
 from benchmarks.speed.measure import JAX, LIMIT, LOOP, OURS, Workload, agreed, measure, table, timed, without
 from benchmarks.speed.processes import apart
@@ -106,6 +107,14 @@ def test_sides_can_be_left_out() -> None:
     left = without(Workload("W0", "nothing", sides, absent={"pfl": "not installed"}), [LOOP, "pfl", OURS])
     assert list(left.sides) == [OURS]
     assert left.absent == {}
+
+
+def test_the_commands_of_the_pages_have_options_that_exist() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "Makefile"]
+    texts = [text for page in pages for text in re.findall(r"-m benchmarks ([^#`…\n]+)", page.read_text())]
+    assert len(texts) > 5
+    for text in texts:
+        options_of(text.split())
 
 
 def test_what_is_run_apart_has_the_same_threads() -> None:

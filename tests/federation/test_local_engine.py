@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from coterie.errors import UsageError, WorkError
 from coterie.federation import RESULT, Call, Federation, LocalEngine, Static, faster_mode, local, pack, reduce, work
 from coterie.federation.reduce import BlockedSum
-from coterie.federation.work import Memory, info_of
+from coterie.federation.work import Each, Memory, info_of
 from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.problems.base import Context
@@ -357,25 +357,38 @@ def test_large_results_are_handed_on_at_once(shards, monkeypatch):
     assert torch.equal(torch.cat([part.values for part in parts]), whole.values)
 
 
-@pytest.mark.parametrize("what", ["shared", "private"])
-def test_a_work_that_writes_into_what_it_is_given_is_refused(what):
-    """Client after client works on views, so that a write would reach other clients and rounds."""
+@pytest.mark.parametrize("what", ["shared", "each", "private"])
+@pytest.mark.parametrize("mode", ["sequential", "vmap"])
+def test_a_work_that_writes_into_what_it_is_given_is_refused_and_changes_nothing(mode, what):
     problem = quadratic(Context(), clients=3, friends=1, dimension=3, rows=6)
-    engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target, mode="sequential")
-    memory = Memory.start(torch.zeros(3), n=3)
-    works = {"shared": writes_into_shared, "private": writes_into_private}
-    call = Call(works[what], torch.zeros(3), memory, Static(), Draw.of(0))
-    with pytest.raises(WorkError, match=r"writes in place into what it is given \(client 0\)"):
-        list(engine.execute(call, torch.arange(3)))
+    engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target, mode=mode)
+    kept = [problem.start, torch.zeros(3, 3), torch.zeros(3, 3)]
+    before = [tensor.clone() for tensor in kept]
+    given = {"start": kept[0], "each": Each(kept[1])}
+    call = Call(writes_in_place, given, Memory(kept[2]), Static(into=what), Draw.of(0))
+    for _ in range(2):  # copies that were written to are not used again
+        with pytest.raises(WorkError, match=r"writes in place into what it is given \(client 0\)"):
+            list(engine.execute(call, torch.arange(3)))
+    plain = call._replace(static=Static(into="nothing"))
+    (replies,) = engine.execute(plain, torch.arange(3))
+    assert torch.equal(replies.values, before[0].expand(3, 3))
+    assert all(map(torch.equal, kept, before))
 
 
-@work("tests/writes-into-shared", update=RESULT)
-def writes_into_shared(shard, shared, private, static, draw):
-    shared += 1.0
-    return shared.clone(), private
+def test_a_work_at_the_target_that_writes_in_place_is_refused_and_changes_nothing():
+    problem = quadratic(Context(), clients=3, friends=1, dimension=3, rows=6)
+    engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target)
+    before = problem.start.clone()
+    call = Call(writes_in_place, {"start": problem.start}, None, Static(into="shared"), Draw.of(0))
+    with pytest.raises(WorkError, match=r"writes in place into what it is given \(the target\)"):
+        engine.execute_at_target(call)
+    assert torch.equal(problem.start, before)
 
 
-@work("tests/writes-into-private", update=RESULT)
-def writes_into_private(shard, shared, private, static, draw):
-    private += 1.0
-    return private.clone(), private.clone()
+@work("tests/writes-in-place", update=RESULT)
+def writes_in_place(shard, shared, private, static, draw):
+    found = shared["start"].clone()
+    into = {"shared": shared["start"], "each": shared.get("each"), "private": private}
+    if static.into != "nothing":
+        into[static.into].add_(1.0)
+    return found, private

@@ -25,11 +25,11 @@ from coterie.federation.api import Call, Replies
 from coterie.federation.groups import in_threads, seen_by_threads
 from coterie.federation.points import counted, touched
 from coterie.federation.shards import Rows, Shard, Stack
-from coterie.federation.tree import Tree, row, rows, stack, tensors, tree_flatten, tree_unflatten
+from coterie.federation.tree import Tree, mapped, row, rows, stack, tensors, tree_flatten, tree_unflatten
 from coterie.federation.tree import size as size_of
 from coterie.federation.work import Each, Memory, info_of, name_of
 from coterie.numerics import Draw
-from coterie.numerics.memo import TensorMemo
+from coterie.numerics.memo import TensorMemo, TensorVersion
 
 Mode = Literal["vmap", "sequential"]
 LONG = 1.0  # seconds
@@ -88,8 +88,9 @@ class LocalEngine:
                 "or choose a method that does not learn weights, such as fedavg."
             )
         draw = call.draw.client(self.train.counts.new_tensor(-1))
-        with explained(call, "the target"):
-            return call.work(self.target, call.shared, None, call.static, draw)
+        shared = mapped(lambda value: self._copied(value, 1)[0], call.shared)
+        with explained(call, "the target"), _unwritten(shared, call, "the target"):
+            return call.work(self.target, shared, None, call.static, draw)
 
     def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
         """The memory with the rows of the clients that replied replaced."""
@@ -149,22 +150,24 @@ class LocalEngine:
         lone = len(ids) == 1
         batch = ids.repeat(2) if lone else ids
         sent, fill = _split(call.shared)
-        private = None if call.memory is None else call.memory.payload
+        private = [] if call.memory is None else rows(call.memory.payload, batch)
+        mine = [v.of(batch) if isinstance(v, Each) else self._copied(v, len(batch)) for v in sent]
 
         def at_client(key: Tensor, spans: list[_Span], mine: list[Tensor], private_row: Tree) -> Tree:
             # vmap takes no None for an argument, so "no memory" travels as an empty list
             train = self._rows(self.train, spans[0], batch)
             valid = None if self.valid is None else self._rows(self.valid, spans[1], batch)
             shard = Shard(self.task, self._with_masks(train, key), valid)
-            return call.work(shard, fill(mine), None if private is None else private_row, call.static, Draw(key))
+            private_row = None if call.memory is None else private_row
+            return call.work(shard, fill(mine), private_row, call.static, Draw(key))
 
         stacks = [s for s in (self.train, self.valid) if s is not None]
-        with counted() as points:
+        with counted() as points, _unwritten([mine, private], call, ids):
             out = vmap(at_client)(
                 call.draw.client(batch).key,
                 [(s.offsets[batch], s.counts[batch], self._views(s, batch)) for s in stacks],
-                [v.of(batch) if isinstance(v, Each) else self._copied(v, len(batch)) for v in sent],
-                [] if private is None else rows(private, batch),
+                mine,
+                private,
             )
         touched(points.rows // 2 if lone else points.rows)  # what the copy took is not counted
         return rows(out, slice(1)) if lone else out
@@ -218,10 +221,10 @@ class LocalEngine:
 
     def _in_turn(self, call: Call, ids: Tensor) -> Iterator[Tree]:
         at_client, overwritten = self._at_client(call, ids)
-        for i, client in enumerate(ids.tolist()):
+        for i in range(len(ids)):
             result = at_client(i)
             if overwritten():
-                raise _writes_in_place(call, client)
+                raise _writes_in_place(call, ids[i])
             yield result
 
     def _beside(self, call: Call, ids: Tensor, threads: int) -> Iterator[Tree]:
@@ -230,7 +233,7 @@ class LocalEngine:
         def checked(i: int) -> Tree:
             result = at_client(i)
             if overwritten():
-                raise _writes_in_place(call, int(ids[i]))
+                raise _writes_in_place(call, ids[i])
             return result
 
         done = 0
@@ -245,12 +248,12 @@ class LocalEngine:
             raise
 
     def _at_client(self, call: Call, ids: Tensor) -> tuple[Callable[[int], Tree], Callable[[], bool]]:
-        """The result of the i-th client as a function; and whether a client has written into what all are given."""
+        """The result of the i-th client as a function; and whether a client has written into what all are given, which
+        is a copy: a refused work leaves no trace in the method's state."""
         sent, fill = _split(call.shared)
         private = None if call.memory is None else call.memory.payload
         keys = call.draw.client(ids).key
-        given = tensors([*sent, private])
-        versions = [tensor._version for tensor in given]
+        given = {j: self._copied(v, 1)[0] for j, v in enumerate(sent) if isinstance(v, Tensor)}
 
         def at_client(i: int) -> Tree:
             client = int(ids[i])
@@ -259,11 +262,14 @@ class LocalEngine:
                 self._with_masks(self.train.client(client), keys[i]),
                 None if self.valid is None else self.valid.client(client),
             )
-            mine = fill([v.of(ids[i]) if isinstance(v, Each) else v for v in sent])
-            with explained(call, f"client {client}"):
-                return call.work(shard, mine, row(private, client), call.static, Draw(keys[i]))
+            own = {j: v.of(ids[i]).clone() for j, v in enumerate(sent) if isinstance(v, Each)}
+            both = given | own
+            mine = fill([both[j] for j in range(len(sent))])
+            private_row = mapped(torch.clone, row(private, client))
+            with explained(call, f"client {client}"), _unwritten([own, private_row], call, ids[i]):
+                return call.work(shard, mine, private_row, call.static, Draw(keys[i]))
 
-        return at_client, lambda: [tensor._version for tensor in given] != versions
+        return at_client, _watched(given)
 
 
 @contextmanager
@@ -277,9 +283,26 @@ def explained(call: Call, holder: str) -> Iterator[None]:
         raise WorkError(f"{_named(call)} fails at {holder}: {gist(error)}") from error
 
 
-def _writes_in_place(call: Call, client: int) -> WorkError:
+def _watched(tree: Tree) -> Callable[[], bool]:
+    """Whether somebody has written into these tensors since; inference tensors are not watched."""
+    known = [TensorVersion.of(tensor) for tensor in tensors(tree) if not tensor.is_inference()]
+    return lambda: not all(tensor.unchanged for tensor in known)
+
+
+@contextmanager
+def _unwritten(tree: Tree, call: Call, holder: str | Tensor) -> Iterator[None]:
+    """A work that writes into these tensors is refused, in every mode: what it is given is a copy or not, by mode."""
+    overwritten = _watched(tree)
+    yield
+    if overwritten():
+        raise _writes_in_place(call, holder)
+
+
+def _writes_in_place(call: Call, holder: str | Tensor) -> WorkError:
+    """The error of the target or of some clients, of which the first is named."""
+    who = holder if isinstance(holder, str) else f"client {int(holder.flatten()[0])}"
     return WorkError(
-        f"{_named(call)} writes in place into what it is given (client {client}), which others use too; "
+        f"{_named(call)} writes in place into what it is given ({who}), which others use too; "
         "make a new tensor, for example x = x + step instead of x += step."
     )
 
