@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from doctest import DocTestFinder, DocTestRunner
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import coterie
+from coterie.problems.base import Problem
 
 Shard = tuple[Tensor, Tensor]
 
@@ -155,6 +157,37 @@ def test_float64_and_the_settings_of_the_federation(shards: list[Shard], net: nn
     assert causes["goal-gradient"].rounds == 2 * 3  # a target among the clients is asked over the wire
 
 
+def named(**options: Any) -> Problem:
+    quadratic = coterie.problem("quadratic", clients=3, **options)
+    return coterie.fit(quadratic, coterie.methods.fedavg(), rounds=1)._parts.problem
+
+
+def nested(kind: str, **options: Any) -> Problem:
+    data, start = [(torch.ones(4, 2), torch.ones(4))] * 2, torch.ones(2)
+    if kind == "bilevel":
+        problem = coterie.Nested(lambda x, y, b: (y - x).square().sum(), lambda x, y, b: y.square().sum())
+        return problem.on(data, x=start, y=start, **options)
+    if kind == "minimax":
+        return coterie.Minimax(lambda x, y, b: (x * y - y * y).sum()).on(data, x=start, y=start, **options)
+    if kind == "compositional":
+        return coterie.Compositional(lambda x, b: x, lambda y, b: y.square().sum()).on(data, x=start, **options)
+    return coterie.SingleLevel(lambda x, b: x.square().sum()).on(data, x=start, **options)
+
+
+@pytest.mark.parametrize("where", ["weighting", "named", "bilevel", "minimax", "compositional", "single-level"])
+def test_numbers_and_devices_are_taken_by_name_and_as_torchs(shards: list[Shard], net: nn.Module, where: str) -> None:
+    makers = {"weighting": partial(made, shards, net), "named": named}
+    make = makers.get(where, partial(nested, where))
+    for kind in (torch.float32, torch.float64):
+        for dtype in (kind, str(kind).removeprefix("torch.")):
+            for device in ("cpu", torch.device("cpu")):
+                assert make(dtype=dtype, device=device).start.dtype == kind
+    with pytest.raises(coterie.UsageError, match=r"dtype is torch\.float16; it must be 'float32' or 'float64'"):
+        make(dtype=torch.float16)
+    with pytest.raises(coterie.UsageError, match=r"dtype is 'wide'; it must be 'float32' or 'float64'"):
+        make(dtype="wide")
+
+
 def test_a_loss_of_ones_own(shards: list[Shard], net: nn.Module) -> None:
     def by_row(outputs: Tensor, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs, labels, reduction="none")
@@ -263,7 +296,7 @@ def nans() -> Shard:
         ({"loss": 3}, "loss is 3; give a name or a function"),
         ({"l2": -1.0}, "l2 is -1.0; it must be a number of at least 0"),
         ({"dtype": "float16"}, "dtype is 'float16'; it must be 'float32' or 'float64'"),
-        ({"dtype": torch.float64}, "dtype is torch.float64; it must be 'float32' or 'float64'"),
+        ({"dtype": torch.float16}, "dtype is torch.float16; it must be 'float32' or 'float64'"),
         ({"device": "gpu"}, "run.device 'gpu' is none of cpu"),
     ],
 )

@@ -68,7 +68,7 @@ class Named:
 
 
 def problem(
-    name: str, *, dtype: Literal["float32", "float64"] = "float32", device: str = "cpu", **settings: Any
+    name: str, *, dtype: machine.DtypeLike = "float32", device: machine.DeviceLike = "cpu", **settings: Any
 ) -> Named:
     """A registered problem for `fit`, by the name that `coterie run --problem` takes.
 
@@ -77,7 +77,7 @@ def problem(
 
     Args:
         name: see `coterie list problems`.
-        dtype: "float32" or "float64".
+        dtype: "float32" or "float64", or torch's types of these names.
         device: cpu, cuda, cuda:N or mps.
         settings: of the problem; see `coterie list problems NAME`.
 
@@ -87,7 +87,8 @@ def problem(
         >>> coterie.fit(quadratic, coterie.methods.fedavg(step=0.1), rounds=2).summary["problem"]
         'quadratic'
     """
-    return Named(name, checked(problem_entry(name).make, "problem", settings), dtype, device)
+    numbers = machine.checked_dtype(dtype)
+    return Named(name, checked(problem_entry(name).make, "problem", settings), numbers, str(device))
 
 
 @overload

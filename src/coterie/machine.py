@@ -15,12 +15,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from coterie.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device, dtype
+
+DtypeLike: TypeAlias = "str | dtype"
+DeviceLike: TypeAlias = "str | device"
+HALF = (
+    "Updates of many clients are summed up and differentiated twice, for which the 8 bits of bfloat16 are too few; "
+    "leave dtype at float32, to which a model's shorter numbers are converted."
+)
 
 VARIABLE = "COTERIE_PORTABLE"
 BRANCH = "AUTO,STRICT"
@@ -118,11 +125,30 @@ def require(portable: bool) -> None:
         )
 
 
-def checked_device(name: str, dtype: str) -> str:
+def checked_dtype(dtype: DtypeLike) -> Literal["float32", "float64"]:
+    """The type of a run's numbers by its name; another one is refused.
+
+    Args:
+        dtype: "float32" or "float64", or torch's types of these names.
+
+    Example:
+        >>> import torch
+        >>> checked_dtype("float32"), checked_dtype(torch.float64)
+        ('float32', 'float64')
+    """
+    match str(dtype).removeprefix("torch."):
+        case "float32":
+            return "float32"
+        case "float64":
+            return "float64"
+    raise UsageError(f"dtype is {dtype!r}; it must be 'float32' or 'float64'. {HALF}")
+
+
+def checked_device(device: DeviceLike, dtype: DtypeLike) -> str:
     """The device by its name; one that does not exist here is refused with the remedy.
 
     Args:
-        name: cpu, cuda, cuda:N or mps.
+        device: cpu, cuda, cuda:N or mps.
         dtype: float32 or float64; mps has no float64.
 
     Example:
@@ -131,13 +157,14 @@ def checked_device(name: str, dtype: str) -> str:
     """
     import torch
 
+    name = str(device)
     kind, _, index = name.partition(":")
     count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     if kind not in count or (index and not index.isdecimal()):
         raise UsageError(f"run.device {name!r} is none of cpu, cuda, cuda:N, mps.")
     if int(index or 0) >= count[kind]:
         raise UsageError(f"run.device {name} is not available here; set run.device=cpu.")
-    if kind == "mps" and dtype == "float64":
+    if kind == "mps" and checked_dtype(dtype) == "float64":
         raise UsageError("run.device mps has no float64; set run.dtype=float32 or run.device=cpu.")
     return name
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from coterie import machine
 from coterie.errors import UsageError
 from coterie.experiment.build import (
     Parts,
@@ -56,7 +57,7 @@ class ClientData(NamedTuple):
     loss: str | RowLoss
     valid: Any = None
     l2: float = 0.0
-    dtype: str = "float32"
+    dtype: machine.DtypeLike = "float32"
 
     def node(
         self,
@@ -77,7 +78,7 @@ class ClientData(NamedTuple):
             policy: what a server may ask for.
         """
         valid = None if self.valid is None else [self.valid]
-        options: dict[str, Any] = {"l2": self.l2, "dtype": getattr(torch, self.dtype)}
+        options: dict[str, Any] = {"l2": self.l2, "dtype": getattr(torch, machine.checked_dtype(self.dtype))}
         problem = weighting([self.train], self.valid, FlatModel(self.model), self.loss, valid=valid, **options)
         names = Names().with_modules(*modules)
         node = node_for(problem, (0,), target=problem.target, names=names, store=store, policy=policy)
@@ -102,14 +103,14 @@ def at_server(
     test: Any,
     *,
     l2: float = 0.0,
-    dtype: str = "float32",
+    dtype: machine.DtypeLike = "float32",
     everyone: bool = False,
 ) -> AtServer:
     """The problem of a server without client rows; the rows of the target or of the test show their form."""
     sample = target if target is not None else test
     if sample is None:
         raise UsageError("the server needs some rows to know their form: give target=(inputs, labels), or test.")
-    options: dict[str, Any] = {"l2": l2, "dtype": getattr(torch, dtype)}
+    options: dict[str, Any] = {"l2": l2, "dtype": getattr(torch, machine.checked_dtype(dtype))}
     known = weighting([sample], target, FlatModel(model), loss, test=test, **options)
     stand_in = known.train.shared_by(torch.zeros(clients, dtype=torch.int64))
     valid = stand_in if everyone else None

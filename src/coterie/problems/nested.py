@@ -23,6 +23,7 @@ from numpy import ndarray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from coterie import machine
 from coterie.errors import UsageError
 from coterie.federation import Batch, Rows, Shard, Stack, pack
 from coterie.federation.tree import tensors
@@ -443,14 +444,14 @@ def _problem(
     *,
     measures: Measures | Sequence[Measure] | None = None,
     exact: Any = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    dtype: machine.DtypeLike = "float32",
+    device: machine.DeviceLike = "cpu",
     x_set: Within = None,
     y_set: Within = None,
     test: Any = None,
 ) -> NestedProblem:
     """Lay out variables and rows, and refuse losses that cannot be right."""
-    options: dict[str, Any] = {"dtype": dtype, "device": device}
+    options = _tensor_options(dtype, device)
     rows = pack(train).to(**options)
     at_server = valid is not None and _one_shard(valid)
     goal = None if valid is None else pack([valid] if at_server else valid, who="validation shard").to(**options)
@@ -491,6 +492,14 @@ def _problem(
         test=tested,
         server=goal if at_server else None,
     )
+
+
+def _tensor_options(dtype: machine.DtypeLike, device: machine.DeviceLike) -> dict[str, Any]:
+    """Numbers and their device, checked, as tensors take them."""
+    return {
+        "dtype": getattr(torch, machine.checked_dtype(dtype)),
+        "device": machine.checked_device(device, dtype),
+    }
 
 
 def _one_shard(rows: Any) -> bool:
@@ -565,7 +574,7 @@ def _value_of(
     r: Callable[[Any, Batch], Tensor], x: Variable | PerClient, train: Sequence[Any], more: dict[str, Any]
 ) -> Tensor:
     """r at the start, on the first client: it tells the shape of y."""
-    options = {"dtype": more.get("dtype", torch.float32), "device": more.get("device", "cpu")}
+    options = _tensor_options(more.get("dtype", "float32"), more.get("device", "cpu"))
     flat = Flat(_start(x), "x").to(**options)
     value = r(flat(flat.start), pack(train[:1]).to(**options).client(0).all())
     if not isinstance(value, Tensor):

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +25,6 @@ from coterie.problems.models.probing import probe
 from coterie.problems.models.statistics import running_statistics
 from coterie.problems.tasks.personal import group_weights, judge, personal_measures
 from coterie.problems.tasks.supervised import LOSSES, RowLoss, Supervised, check_labels, cross_entropy
-
-HALF = (
-    "Updates of many clients are summed up and differentiated twice, for which the 8 bits of bfloat16 are too few; "
-    "leave dtype at float32, to which a model's shorter numbers are converted."
-)
 
 
 @dataclass(frozen=True)
@@ -60,8 +55,8 @@ class Weighting(Problem):
         tests: Iterable[Any] | None = None,
         collate: Collate | None = None,
         l2: float = 0.0,
-        dtype: Literal["float32", "float64"] = "float32",
-        device: str = "cpu",
+        dtype: machine.DtypeLike = "float32",
+        device: machine.DeviceLike = "cpu",
         measures: Sequence[Measure] = (),
     ) -> "Weighting":
         """The weighting problem of your own data and model, for `coterie.fit`.
@@ -83,7 +78,7 @@ class Weighting(Problem):
             collate: makes a shard of a list of items, for items of unequal length: it pads them. Shards are then
                 Datasets or lists of items.
             l2: strength of the penalty ½ l2 ‖θ‖².
-            dtype: "float32" or "float64".
+            dtype: "float32" or "float64", or torch's types of these names.
             device: cpu, cuda, cuda:N or mps.
             measures: measures of your own beside loss and accuracy, each a `coterie.Measure` with the function
                 `of(outputs, labels)`, on test rows if there are some, or on those that its `rows` names.
@@ -105,8 +100,7 @@ class Weighting(Problem):
             raise UsageError(f"loss is {loss!r}; give a name or a function (outputs, labels) → one number per row.")
         if not isinstance(l2, int | float) or not 0.0 <= l2 < math.inf:
             raise UsageError(f"l2 is {l2!r}; it must be a number of at least 0.")
-        if dtype not in ("float32", "float64"):
-            raise UsageError(f"dtype is {dtype!r}; it must be 'float32' or 'float64'. {HALF}")
+        numbers = machine.checked_dtype(dtype)
         if collate is not None and not callable(collate):
             raise UsageError(f"collate is {collate!r}; give a function of a list of items that returns a shard.")
         return weighting(
@@ -119,8 +113,8 @@ class Weighting(Problem):
             tests=None if tests is None else list(tests),
             collate=collate,
             l2=l2,
-            dtype=getattr(torch, dtype),
-            device=machine.checked_device(device, dtype),
+            dtype=getattr(torch, numbers),
+            device=machine.checked_device(device, numbers),
             measures=measures,
         )
 
@@ -343,7 +337,8 @@ def _check_form(part: Stack, train: Stack, who: str, *, padded: bool) -> None:
 def _converted(model: FlatModel, dtype: torch.dtype) -> Iterator[str]:
     """A note where the model's own numbers are shorter than those that are computed with."""
     if model.start.dtype in (torch.bfloat16, torch.float16):
-        yield f"the model's {str(model.start.dtype).removeprefix('torch.')} parameters are computed in {dtype}. {HALF}"
+        own = str(model.start.dtype).removeprefix("torch.")
+        yield f"the model's {own} parameters are computed in {dtype}. {machine.HALF}"
 
 
 def _probe(task: Supervised, rows: Rows) -> None:

@@ -8,6 +8,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
+from coterie import machine
 from coterie.engines.flower.transport import FlowerTransport
 from coterie.engines.own import at_server, run_here
 from coterie.experiment.watching import end_with_parent
@@ -27,7 +28,7 @@ def server_app(
     out: str | Path = "runs/flower",
     seed: int = 0,
     l2: float = 0.0,
-    dtype: str = "float32",
+    dtype: machine.DtypeLike = "float32",
     nodes: Mapping[int, int] | None = None,
     everyone: bool = False,
     modules: tuple[str, ...] = (),
@@ -70,7 +71,7 @@ def server_app(
             method,
             FlowerTransport(grid, nodes),
             Path(str(settings.get("out") or out)),
-            {"rounds": int(settings.get("rounds") or rounds), "seed": seed, "dtype": dtype},
+            {"rounds": int(settings.get("rounds") or rounds), "seed": seed, "dtype": machine.checked_dtype(dtype)},
             federation,
             modules=modules,
         )
