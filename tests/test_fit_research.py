@@ -485,6 +485,24 @@ def test_schedules_are_settings_of_the_command_line(tmp_path: Path) -> None:
     assert grid == {"method.step": ["cosine(0.1, 100)", "0.5"]}
 
 
+# ---- methods of one's own
+
+
+@pytest.mark.parametrize("collection", [tuple, list, set, frozenset, iter])
+def test_needs_may_be_any_collection_of_names(collection: Any) -> None:
+    sound = fedavg(step=0.1)
+    own = replace(sound, needs=collection(["gradient"]), alternatives=[collection(["minimax"])])
+    assert (own.needs, own.alternatives) == ({"gradient"}, ({"minimax"},))
+    assert fit(method=own).summary["outcome"] == "finished"
+    with pytest.raises(UsageError, match="fedavg needs moonlight"):
+        fit(method=replace(sound, needs=collection(["moonlight"])))
+
+
+def test_a_need_that_is_one_string_is_refused() -> None:
+    with pytest.raises(UsageError, match="fedavg: needs is 'gradient'; give a collection of names"):
+        replace(fedavg(step=0.1), needs="gradient")
+
+
 # ---- methods that write into their state
 
 

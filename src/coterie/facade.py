@@ -26,6 +26,7 @@ from coterie.experiment.build import (
     threads_for,
 )
 from coterie.experiment.checkpoint import MAY_CHANGE
+from coterie.experiment.compiling import Choice
 from coterie.experiment.config import OWN_DATA, PLATFORM, Config, FederationTable, RunTable, checked_table
 from coterie.experiment.loop import Observer, Result, check_stop, run_rounds, stored
 from coterie.experiment.records import prepare
@@ -106,6 +107,7 @@ def fit(
     evaluate: int | Literal["auto", "all"] = "auto",
     checkpoint: int = 1,
     threads: int | Literal["auto"] = "auto",
+    compile: Choice = "auto",
     portable: bool = False,
     observer: Observer | None = None,
     **federation: Any,
@@ -124,6 +126,7 @@ def fit(
     evaluate: int | Literal["auto", "all"] = "auto",
     checkpoint: int = 1,
     threads: int | Literal["auto"] = "auto",
+    compile: Choice = "auto",
     portable: bool = False,
     observer: Observer | None = None,
     **federation: Any,
@@ -142,6 +145,7 @@ def fit(
     evaluate: int | Literal["auto", "all"] = "auto",
     checkpoint: int = 1,
     threads: int | Literal["auto"] = "auto",
+    compile: Choice = "auto",
     portable: bool = False,
     observer: Observer | None = None,
     **federation: Any,
@@ -170,6 +174,8 @@ def fit(
             at most 10,000. The last entry is measured on all of them, and so are validation rows always.
         checkpoint: how many rounds lie between two checkpoints, with out.
         threads: how many threads compute.
+        compile: whether rounds are compiled: True, False, a number for from that round on, or "auto" where that was
+            measured to pay; what was chosen is `fit.summary["compile"]`.
         portable: whether Intel and AMD shall give the same bits; it needs COTERIE_PORTABLE=1 before torch is used.
         observer: is called with every recorded round.
         federation: the settings of [federation]: active or count (participation), norm, clip and trust (screening),
@@ -205,6 +211,7 @@ def fit(
         "evaluate": evaluate,
         "checkpoint": checkpoint,
         "threads": threads,
+        "compile": compile,
         "portable": portable,
         "stop": None if stop is None else rule(stop).data,
         "baselines": [],
@@ -252,7 +259,8 @@ class _Call:
         notes = []
         if seed and isinstance(self.problem, Problem) and self.start is None:
             notes = [f"seed {seed} fixes the draws; the start is the model as it was given, whatever the seed"]
-        done = Fit(parts, self.result(parts, folder, notes), folder)
+        result = self.result(parts, folder, notes)
+        done = Fit(parts._replace(config=result.config), result, folder)
         if done.summary["outcome"] == "stopped":
             raise Stopped(done)
         return done
@@ -281,10 +289,12 @@ class _Call:
             config = config.with_run(threads=threads_for(problem))
         elif named is None and folder is not None:
             config = replace(config, problem={"fingerprint": fingerprint(problem)})
-        known = {} if folder is None else recorded_tables(folder / "config.toml").get("federation", {})
-        options = _options(self.federation)
-        if options.mode == "auto" and known.get("mode") in ("vmap", "sequential"):
-            options = options.model_copy(update={"mode": known["mode"]})  # what was measured when the run began
+        known = {} if folder is None else recorded_tables(folder / "config.toml")  # what was measured before
+        options, mode = _options(self.federation), known.get("federation", {}).get("mode")
+        if options.mode == "auto" and mode in ("vmap", "sequential"):
+            options = options.model_copy(update={"mode": mode})
+        if config.run.compile == "auto":
+            config = config.with_run(compile=known.get("run", {}).get("compile", "auto"))
         return assemble_locally(replace(config, federation=options), problem, self.method)
 
     def result(self, parts: Parts, folder: Path | None, notes: list[str]) -> Result:

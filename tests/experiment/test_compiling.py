@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,43 @@ def test_code_of_somebody_else_is_not_recorded_unasked(net: torch.nn.Module, com
     problem = coterie.Weighting.on([(x, y)] * 3, (x, y), model=net, loss="cross_entropy")
     coterie.fit(problem, coterie.methods.fedavg(batch=2, local_steps=2), rounds=12, mode="vmap")
     assert bool(Interpreting.made) == compiled
+
+
+def fitted(rounds: int, **more: Any) -> coterie.Fit:
+    x, y = torch.eye(3, dtype=torch.float64), torch.tensor([0, 1, 0])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+    problem = coterie.Weighting.on([(x, y)] * 3, (x, y), model=net, loss="cross_entropy", dtype="float64")
+    method = coterie.methods.fedavg(batch=2, local_steps=2)
+    return coterie.fit(problem, method, rounds, mode="vmap", threads=1, **more)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_fit_says_from_which_round_it_was_compiled_and_can_be_told(tmp_path: Path) -> None:
+    auto = fitted(12)
+    chosen = auto.summary["compile"]
+    assert chosen == compiling.WATCHED + Interpreting.patience + 2
+    saved = tomllib.loads((auto.save(tmp_path / "saved") / "config.toml").read_text())
+    assert saved["run"]["compile"] == chosen
+    told, plain = fitted(12, compile=chosen), fitted(12, compile=False)
+    assert_same(auto._result.state, told._result.state)
+    assert (told.summary["compile"], plain.summary.get("compile")) == (chosen, None)
+    Interpreting.made.clear()
+    fitted(2, compile=False)
+    assert not Interpreting.made
+    assert fitted(2, compile=True).summary["compile"] is True
+    assert len(Interpreting.made) == 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_fit_that_is_resumed_keeps_the_round_from_which_it_was_compiled(tmp_path: Path) -> None:
+    whole = fitted(14)
+    fitted(12, out=tmp_path / "part")
+    rest = fitted(14, out=tmp_path / "part")
+    assert rest.summary["compile"] == whole.summary["compile"]
+    assert_same(whole._result.state, rest._result.state)
+    assert fitted(14, out=tmp_path / "part")._parts.config.run.compile == whole.summary["compile"]
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "yes", 1.5])

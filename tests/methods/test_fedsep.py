@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 from learners import WIDE, a_quadratic, federation, play
+from torch import nn
 from torch.func import vmap
 
+import coterie
 from coterie.errors import UsageError
 from coterie.federation import Shard, Static, work
 from coterie.federation.naming import UnknownWork
@@ -75,7 +77,7 @@ def test_encode_is_the_derivative_of_decode_of_the_lasso(kind, steps):
     check_encode(sketch_decode, sketch_encode, one_shard(problem), static, x)
 
 
-A = normal("A", 6, 4)
+A, B = normal("A", 6, 4), normal("B", 5, 2)
 
 
 @work
@@ -117,6 +119,11 @@ MASK = torch.tensor([1.0, 0.0, 1.0, 1.0], **wide)
 def masked(shard, shared, private, static, draw):
     """y = a ⊙ x."""
     return MASK * shared
+
+
+@work
+def by_rows(shard, shared, private, static, draw):
+    return shared.sum() * shard.train.all().inputs.mean(0)
 
 
 @work
@@ -184,6 +191,38 @@ def test_the_general_update_descends_on_h():
     method = by_objective(ridge, normal("x", 6), **knobs, series="cg", terms=8, learning=learning, server_step=2.0)
     static = Static(objective=name_of(ridge), **knobs)
     check_descent(method, problem, lambda x: descend(one_shard(problem), x, None, static, Draw.of(0)), 0.02)
+
+
+@work
+def linear(shard, shared, private, static, draw):
+    """½‖y − Bx‖²: a model of five numbers that two stand for."""
+    x, y = shared
+    return 0.5 * (y - B.to(y) @ x).square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_general_decode_is_measured_where_x_has_another_size_than_the_model(dtype):
+    B_true = torch.tensor([1.0, -1.0])
+    inputs = normal("inputs", 3, 40, 4).float()
+    shards = [(x, x @ (B.float() @ B_true)[:4] + (B.float() @ B_true)[4]) for x in inputs]
+    more = {"target": shards[0], "test": shards[1], "loss": "squared", "dtype": dtype}
+    problem = coterie.Weighting.on(shards, model=nn.Linear(4, 1), **more)
+    knobs = {"decode_step": 0.5, "decode_steps": 30, "learning": Learning(0.1, 5, "all"), "server_step": 0.2}
+    done = coterie.fit(problem, by_objective(linear, torch.zeros(2), **knobs), rounds=60, mode="vmap")
+    assert done.history[-1]["test_loss"] < 1e-2 * done.history[0]["test_loss"]
+    torch.testing.assert_close(done._result.view.model, (B @ B_true.double()).to(dtype), atol=0.1, rtol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("decode", "complaint"),
+    [(masked, r"x is decoded to shape \(3,\), the model has \(4,\)"), (by_rows, "x has 3 numbers and the model 4")],
+    ids=["another size", "needs rows"],
+)
+def test_an_x_that_the_server_cannot_decode_is_refused_before_the_first_round(decode, complaint, monkeypatch):
+    monkeypatch.setattr("test_fedsep.MASK", torch.ones(3, **wide))
+    method = two_layer(decode, unmasked, torch.zeros(3))
+    with pytest.raises(UsageError, match=f"{complaint}.* give model=, a function"):
+        method.init(a_quadratic(), 3)
 
 
 def test_an_explicit_pair_learns_what_its_decode_can_reach():

@@ -12,6 +12,7 @@ from coterie.errors import RunError, UsageError, cleaned
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts
 from coterie.experiment.completed import Completed
+from coterie.experiment.config import Config
 from coterie.experiment.guard import Best, comparison
 from coterie.experiment.measuring import all_finite, is_finite, rounded, sampled
 from coterie.experiment.privacy import budget
@@ -38,7 +39,8 @@ class Outcome(NamedTuple):
 class Result(NamedTuple):
     """What a run leaves in memory: the state, what is seen of it, its history and its summary.
 
-    Weights by round and events are kept only where there is no folder for them.
+    Weights by round and events are kept only where there is no folder for them. The configuration has everything that
+    was chosen by measurement during the run.
     """
 
     view: View
@@ -48,6 +50,7 @@ class Result(NamedTuple):
     state: Any
     weights: list[tuple[int, Tensor]]
     events: list[dict[str, Any]]
+    config: Config
     best: Best | None = None
 
 
@@ -103,6 +106,7 @@ def summarised(parts: Parts, done: Completed, outcome: Outcome, models: Models, 
         "clusters": clusters(view.weights) if view.weights is not None and view.weights.dim() == 2 else None,
         "best": None if best is None else {k: v for k, v in best.line.items() if k not in KNOWN - {"round"}},
         "privacy": None if config.privacy.clip is None else budget(parts, done.state, story.events),
+        "compile": None if config.run.compile == "auto" else config.run.compile,
         "events": story.events,
         "stopped": story.stopped,
         "data_notes": list(problem.notes),
@@ -179,4 +183,4 @@ def stored(parts: Parts, folder: Path) -> Result:
     events = read_lines(folder / "events.jsonl")
     ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text(encoding="utf-8")))
     view, best = complete_views(parts, seen(parts, state), done, [])
-    return Result(view, read_lines(folder / "metrics.jsonl"), ledger, summary, state, [], events, best)
+    return Result(view, read_lines(folder / "metrics.jsonl"), ledger, summary, state, [], events, parts.config, best)

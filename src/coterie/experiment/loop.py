@@ -407,7 +407,8 @@ class _Run:
             write_results(self.folder, parts.problem, models, summary)
         if self.observer:
             self.observer.ended(summary)
-        return Result(view, self.history, models.ledger, summary, done.state, self.weights, self.events, best)
+        memory = (self.weights, self.events, parts.config)
+        return Result(view, self.history, models.ledger, summary, done.state, *memory, best)
 
 
 def check_stop(parts: Parts, stop: Rule | None = None) -> None:

@@ -3,7 +3,7 @@
 The types that these functions take and return can be imported from here too; works need those of `coterie.federation`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import signature
@@ -27,7 +27,8 @@ __all__ += ["CURVATURE_AND_TARGET", "GRADIENTS_AND_TARGET", "Method", "ModelStat
 class Method:
     """A published algorithm.
 
-    `needs`, or one of its `alternatives`, must be among the problem's offers; checked before the first round.
+    `needs`, any collection of names, or one of its `alternatives`, must be among the problem's offers; checked before
+    the first round.
     """
 
     name: str
@@ -46,9 +47,23 @@ class Method:
     schedules: Mapping[str, Schedule] = field(default_factory=dict)
     """The settings that change from round to round."""
 
+    def __post_init__(self) -> None:
+        """Lists and tuples of needs become sets."""
+        object.__setattr__(self, "needs", _names(self.name, "needs", self.needs))
+        ways = tuple(_names(self.name, "each of alternatives", names) for names in self.alternatives)
+        object.__setattr__(self, "alternatives", ways)
+
     def fits(self, offers: frozenset[str]) -> bool:
         """Whether a problem with these offers can be solved."""
         return any(needs <= offers for needs in (self.needs, *self.alternatives))
+
+
+def _names(method: str, field: str, names: Any) -> frozenset[str]:
+    """Names as a set; one name alone, whose letters would be taken for names, is refused."""
+    listed = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
+    if listed is None or not all(isinstance(name, str) for name in listed):
+        raise UsageError(f'{method}: {field} is {names!r}; give a collection of names, such as {{"gradient"}}.')
+    return frozenset(listed)
 
 
 GRADIENTS_AND_TARGET = frozenset({"gradient", "target"})

@@ -17,13 +17,14 @@ The learning layer y is the problem's model.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from coterie.errors import UsageError, gist
 from coterie.federation import RESULT, Shard, Static, Tree, Work, work
 from coterie.federation.work import name_of
-from coterie.methods.base import Draw, Federation, Method, ModelState, Problem, View
+from coterie.methods.base import Draw, Federation, Method, Problem, View
 from coterie.methods.shared.works import LocalSteps, local_sgd
 from coterie.numerics import neumann
 from coterie.numerics.derivatives import grad, hessian_vector, mixed_vector
@@ -31,6 +32,27 @@ from coterie.numerics.lasso import fixed_conjugate_gradients
 
 Learning = LocalSteps  # how a client learns: step η, I steps, batch
 LEARNING = Learning(0.1, 5, 32)
+
+
+class TwoLayerState(NamedTuple):
+    """The communication parameter x [p], and the model's start [d], which all clients know."""
+
+    x: Tensor
+    start: Tensor
+
+
+class _Model(NamedTuple):
+    """What a decoder at the server may know of the model."""
+
+    start: Tensor
+
+    @property
+    def size(self) -> int:
+        return len(self.start)
+
+
+class _AtServer(NamedTuple):
+    model: _Model
 
 
 @work("two-layer/client-round", update=RESULT)
@@ -90,7 +112,8 @@ def two_layer(
         start: the first x.
         learning: how clients train between decoder and encoder.
         server_step: η_g, step size of the server.
-        model: turns x into the parameters that are measured; by default x is the model.
+        model: turns x into the parameters that are measured; by default x is the model, or the server decodes it,
+            without rows, where it has another size.
         static: more settings, plain data, that the works receive as `static`.
 
     Example:
@@ -101,14 +124,40 @@ def two_layer(
         'two-layer'
     """
     settings = {**static, **learning._asdict(), "decode": name_of(decode), "encode": name_of(encode)}
+    at_server = Static(**settings)
 
-    def init(problem: Problem, n: int) -> ModelState:
-        return ModelState(start)
+    def init(problem: Problem, n: int) -> TwoLayerState:
+        state = TwoLayerState(start.to(problem.start), problem.start)
+        _check_model(state, decoded)
+        return state
 
-    def round(fed: Federation, s: ModelState, draw: Draw) -> ModelState:
-        return ModelState(s.x - server_step * fed.mean(client_round, s.x, draw=draw.phase("client"), **settings))
+    def round(fed: Federation, s: TwoLayerState, draw: Draw) -> TwoLayerState:
+        encoded = fed.mean(client_round, s.x, draw=draw.phase("client"), **settings)
+        return s._replace(x=s.x - server_step * encoded)
 
-    return Method("two-layer", init, round, lambda s: View(s.x if model is None else model(s.x)))
+    def decoded(s: TwoLayerState) -> Tensor:
+        if model is not None:
+            return model(s.x)
+        if s.x.shape == s.start.shape:
+            return s.x
+        found: Tensor = decode(Shard(_AtServer(_Model(s.start)), None, None), s.x, None, at_server, Draw.of(0))
+        return found
+
+    return Method("two-layer", init, round, lambda s: View(decoded(s)))
+
+
+def _check_model(s: TwoLayerState, decoded: Callable[[TwoLayerState], Tensor]) -> None:
+    """Refuse an x from which no model of the problem can be made at the server."""
+    remedy = "give model=, a function that makes the model's parameters of x."
+    try:
+        found = decoded(s)
+    except Exception as error:
+        raise UsageError(
+            f"x has {len(s.x)} numbers and the model {len(s.start)}, and the server, which has no rows, cannot decode "
+            f"it ({gist(error)}); {remedy}"
+        ) from error
+    if found.shape != s.start.shape:
+        raise UsageError(f"x is decoded to shape {tuple(found.shape)}, the model has {tuple(s.start.shape)}; {remedy}")
 
 
 def by_objective(
