@@ -1,6 +1,7 @@
 """A recorded round is the round as it is written: numbers, counters and ledger; what cannot be recorded says why."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -126,6 +127,35 @@ def test_a_round_whose_assumptions_fail_is_run_as_it_is_written() -> None:
     before = parts.fed.ledger.as_dict()
     assert recorded.run(program, fed, Form.of(spoilt)[1], draw) is None
     assert parts.fed.ledger.as_dict() == before, "and nothing is billed twice"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_program_that_returns_its_input_is_not_used_however_short_the_steps(dtype, monkeypatch) -> None:
+    class Idle(Interpreted):
+        error = 0.0
+        busy = False
+
+        def __init__(self, graph: Graph, threads: int) -> None:
+            super().__init__(graph)
+
+        def program(self) -> Any:
+            return lambda inputs: (
+                [inputs[0].clone() if self.error else value for value in self(inputs)[:1]]
+                + [torch.ones((), dtype=torch.bool)]
+            )
+
+    monkeypatch.setattr("coterie.methods.shared.compiled.Builder", Idle)
+    run = {"method": "fedavg", "problem": "friends", "dtype": dtype, "threads": 1, "baselines": []}
+    table = {"run": run, "method": {"step": 1e-4}, "problem": size("friends"), "federation": {"mode": "vmap"}}
+    parts = assemble(resolve(table))
+    draw = Draw.of(0).round(0)
+    state = parts.method.init(parts.problem, parts.fed.n)
+    fed = parts.fed.begin(1, draw)
+    for Idle.error in (0.0, 1.0):
+        rounds = CompiledRounds(parts.method, 1)
+        rounds.begin(fed, state, draw)
+        with nullcontext() if not Idle.error else pytest.raises(Untraceable, match="gives other numbers"):
+            rounds.finish(fed, state, draw)
 
 
 def test_nothing_of_a_recording_is_remembered() -> None:

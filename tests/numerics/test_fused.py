@@ -74,6 +74,27 @@ def test_a_compiler_that_gives_another_value_is_not_used(monkeypatch: pytest.Mon
     assert torch.equal(pair(fused), pair(grad(loss)))
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_compiled_values_are_compared_by_their_changes_and_row_by_row(dtype, tolerance, size):
+    before = torch.linspace(-1.0, 2.0, 60, dtype=dtype).view(3, 20)
+    change = size * torch.linspace(1.0, 2.0, 60, dtype=dtype).view(3, 20)
+    change[2] *= 1e-2  # a client that hardly moves beside others
+    plain = before + change
+    error = torch.zeros_like(change)
+    error[2] = change[2]
+    assert module.agrees(plain, plain, before)
+    assert not module.agrees(before, plain, before)
+    assert not module.agrees(plain - error, plain, before)
+    for rows in (slice(None), 2):  # all clients in a matrix, and one in a vector
+        a, b, at = plain[rows], change[rows], torch.zeros_like(before)[rows]
+        assert module.agrees(b * (1 + 0.5 * tolerance), b, at)
+        assert not module.agrees(b * (1 + 2 * tolerance), b, at)
+        assert not module.agrees(a * torch.nan, a, at)
+    assert module.agrees(torch.tensor([1, 2]), torch.tensor([1, 2]), torch.tensor([0, 0]))
+    assert not module.agrees(torch.tensor([1, 2]), torch.tensor([1, 3]), torch.tensor([0, 0]))
+
+
 def test_a_workshop_that_is_closed_computes_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Builder", Interpreting)
     workshop, fused = collected()

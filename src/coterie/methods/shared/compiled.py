@@ -22,10 +22,10 @@ from coterie.federation.recorded import RecordedEngine
 from coterie.federation.tree import tree_flatten, tree_unflatten
 from coterie.methods.base import Method
 from coterie.numerics import Draw
+from coterie.numerics.compiled import agrees
 from coterie.numerics.programs import Builder, Graph, Program, record
 from coterie.numerics.tracing import Counter, Untraceable, recorded
 
-TOLERANCE = 1e-3  # relative, of a compiled value; rounding alone stays far below
 Round = Callable[[Federation, Any, Draw], Any]
 Leaf = Tensor | int | None
 
@@ -243,7 +243,7 @@ class CompiledRounds:
 
         if (fast := compiled()) is None:
             raise Untraceable("its assumptions do not hold: replies are not finite, or equal")
-        _check_equal(fast, plain())
+        _check_equal(fast, plain(), state)
         clock = process_time if self._threads == 1 else perf_counter  # several threads save time on the wall alone
         took = {plain: float("inf"), compiled: float("inf")}
         for _ in range(3):
@@ -271,18 +271,11 @@ class CompiledRounds:
         return self.method.round(fed, state, draw)
 
 
-def _check_equal(fast: Any, plain: Any) -> None:
-    """A compiled round must give what the round as it is written gives, up to rounding."""
-    for a, b in zip(Form.of(fast)[1], Form.of(plain)[1], strict=True):
-        same = a == b if not isinstance(b, Tensor) else _near(a, b)
-        if not same:
+def _check_equal(fast: Any, plain: Any, before: Any) -> None:
+    """A compiled round must change a state as the round as it is written does, up to rounding."""
+    for a, b, at in zip(*(Form.of(state)[1] for state in (fast, plain, before)), strict=True):
+        if not (agrees(a, b, at) if isinstance(b, Tensor) else a == b):
             raise Untraceable("the compiled round gives other numbers")
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    if not b.is_floating_point():
-        return bool((a == b).all())
-    return float((a - b).norm()) <= TOLERANCE * float(b.norm()) + 1e-30
 
 
 __all__ = ["CompiledRounds", "RecordedRound"]
