@@ -21,6 +21,7 @@ from coterie.methods.shared.works import gradient, local_sgd
 from coterie.numerics import Draw
 from coterie.problems.base import View
 from coterie.problems.models import FlatModel
+from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
 from coterie.problems.models.masks import Masks
 
 SIZES = (7, 5, 7)
@@ -460,3 +461,34 @@ def test_models_stay_as_they_were_given() -> None:
     assert net.training
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not FlatModel(nn.Linear(2, 1)).dropout
+
+
+def patches() -> nn.Module:
+    return nn.Sequential(PatchConv2d(1, 4, 4), BatchStatisticsNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+
+
+def torchs() -> nn.Module:
+    norm = nn.BatchNorm2d(4, track_running_stats=False)
+    return nn.Sequential(nn.Conv2d(1, 4, 4, stride=4), norm, nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+
+
+class Wrapped(nn.Module):
+    """The same network, whose derivatives nobody has written by hand."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+@pytest.mark.parametrize("mode", ["auto", "vmap", "sequential"])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("net", [patches, torchs])
+def test_batch_norm_of_one_value_is_the_same_error_in_every_mode(net: Any, wrapped: bool, mode: str) -> None:
+    shards = [(torch.randn(6, 1, 4, 4), torch.arange(6) % 2) for _ in range(3)]
+    made = problem(Wrapped(net()) if wrapped else net(), shards, shards[0])
+    for method in (coterie.methods.fedavg(batch=1), coterie.methods.bilevel(batch=1, step=0.1, outer_step=0.1)):
+        with pytest.raises(WorkError, match=r"fails at client 0: ValueError: .*[Ee]xpected more than 1 value per chan"):
+            coterie.fit(made, method, 1, mode=mode)

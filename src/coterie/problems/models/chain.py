@@ -30,7 +30,7 @@ from coterie.machine import wanted
 from coterie.numerics.convolutions import Geometry, input_gradient, weight_gradient
 from coterie.numerics.memory import empty_like
 from coterie.numerics.pooling import maxima, picked, spread
-from coterie.problems.models.layers import BatchStatisticsNorm2d, Scaler
+from coterie.problems.models.layers import BatchStatisticsNorm2d, Scaler, check_values
 from coterie.problems.models.native import (
     MANY_CHANNELS,
     channels_last,
@@ -272,6 +272,7 @@ def _forward(stage: _Stage, x: Tensor, values: list[Tensor]) -> _Kept:
     z, normed = _scaled(stage, stage.map(x, w, b)), None
     if stage.norm is not None:
         given = z
+        check_values(given.numel() // given.shape[1])
         z, *moments = torch.ops.aten.native_batch_norm(given, *of_norm, None, None, True, 0.0, stage.norm)
         normed = (given, *moments)
     p, places = maxima(z) if stage.pooled else (z, None)

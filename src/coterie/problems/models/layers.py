@@ -50,6 +50,19 @@ class PatchConv2d(nn.Conv2d):
         return y.reshape(-1, n, rows, columns).transpose(0, 1)
 
 
+def check_values(count: int) -> None:
+    """Refuse batch norm of one value per channel, as torch does, whichever kernel computes it: its variance is 0.
+
+    Args:
+        count: how many values of one channel there are.
+    """
+    if count == 1:
+        raise ValueError(
+            "batch norm by the statistics of the batch at hand expected more than 1 value per channel; take more rows "
+            "per batch, or images that leave more than one pixel"
+        )
+
+
 class BatchStatisticsNorm2d(nn.BatchNorm2d):
     """Batch norm by the statistics of the batch at hand, in training and evaluation alike."""
 
@@ -58,6 +71,7 @@ class BatchStatisticsNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each channel at mean 0 and variance 1 over the batch, then scaled and shifted."""
+        check_values(x.numel() // max(1, x.shape[1]))
         if not transformed():  # client after client torch's own is quicker; compilers need it contiguous
             last = x.is_contiguous(memory_format=torch.channels_last) and not recording()
             x = x if last else x.contiguous()

@@ -29,7 +29,7 @@ from coterie.machine import wanted
 from coterie.numerics.control import Flags, Levels
 from coterie.numerics.proximal import Pull, proximal_point
 from coterie.numerics.tracing import recording
-from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d
+from coterie.problems.models.layers import BatchStatisticsNorm2d, PatchConv2d, check_values
 from coterie.problems.models.perceptron import heard, trained
 
 Slope = Callable[[Tensor, Tensor | None, int, torch.dtype], Callable[[Tensor], Tensor]]
@@ -371,6 +371,7 @@ class Tiled(NamedTuple):
 
     def _forward(self, i: int, own: _Weights, x: "_Common | _Own") -> _Kept:
         u = x.map(own.w)
+        check_values(u.shape[2])
         gamma, beta = (t.flatten().contiguous() for t in (own.gamma, own.beta))
         flat, eps = u.view(1, -1, u.shape[2]), self.stages[i].eps  # all channels of all points
         y, mean, r = torch.native_batch_norm(flat, gamma, beta, None, None, True, 0.0, eps)
