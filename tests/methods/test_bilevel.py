@@ -1,6 +1,7 @@
 """Algorithms 2 and 3 on the quadratic whose F, ∇F and w* are known."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from coterie.errors import UsageError
 from coterie.federation import Federation, LocalEngine
 from coterie.methods import Method, bilevel, bilevel_accelerated, local_svrg
 from coterie.methods.baselines.local_svrg import SVRGSteps
-from coterie.methods.weights.bilevel import hypergradient
+from coterie.methods.weights.bilevel import OUTER_STEP, hypergradient
 from coterie.numerics import Draw, project_capped_simplex, uniform
 from coterie.problems import Weighting
 from coterie.problems.base import Context
@@ -109,18 +110,41 @@ def test_the_gradient_mapping_is_that_of_the_step_taken(make: Any) -> None:
     assert (corner - project_capped_simplex(corner - 20.0 * state.gradient, 1.0)).norm() == 0.0
 
 
-def test_the_random_iterate_is_each_of_the_iterates_equally_often() -> None:
+def test_the_random_iterate_is_each_of_the_iterates_with_equal_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of s iterates the last is kept with probability 1/s: then each of them is with the same."""
     problem, fed = setting()
     method = bilevel(**{**INNER, "steps": 1}, outer_step=0.02, cap=1.0, output="random")
-    found: list[int] = []
-    for seed in range(40):
-        state, met = method.init(problem, fed.n), []
-        for t in range(2):
-            met.append(state.w)
-            state = method.round(fed, state, Draw.of(seed).round(t))
-        found.append(next(i for i, w in enumerate(met) if torch.equal(w, method.view(state).weights)))
-    assert 10 <= found.count(0) <= 30  # 20 ± 3.2 standard deviations
+    asked: list[float] = []
+    plain = Draw.bernoulli
+
+    def coin(draw: Draw, p: Any, *shape: int) -> torch.Tensor:
+        if draw.label != "output":
+            return plain(draw, p, *shape)
+        asked.append(p)
+        return torch.tensor(len(asked) != 3)  # the second is kept, the third is not
+
+    monkeypatch.setattr(Draw, "bernoulli", coin)
+    state, met = method.init(problem, fed.n), []
+    for t in range(3):
+        met.append(state.w)
+        state = method.round(fed, state, Draw.of(0).round(t))
+    assert asked == pytest.approx([1.0, 1 / 2, 1 / 3])
+    assert torch.equal(method.view(state).weights, met[1])
     assert torch.equal(method.view(state).model, state.kept[0])
+
+
+def test_default_steps_with_a_client_missing_take_the_plain_step() -> None:
+    """The hypergradient is not exact then, and spectral steps are for exact ones."""
+    problem, fed = setting()
+    method = bilevel()
+    state = method.round(fed, method.init(problem, fed.n), Draw.of(0).round(0))
+    assert state.curvature.largest > 0.0
+    assert state.spectral.points == 1
+    after = method.round(replace(fed, ids=fed.ids[:-1]), state, Draw.of(0).round(1))
+    plain = project_capped_simplex(state.w - OUTER_STEP * after.gradient, 1.0)
+    assert torch.equal(after.w, plain)
+    assert after.spectral.points == 0
+    assert after.gradient[-1] == 0.0
 
 
 @pytest.mark.parametrize(("make", "power"), [(bilevel, 2), (bilevel_accelerated, 4)])

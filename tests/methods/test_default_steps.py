@@ -86,6 +86,21 @@ def test_bilevel_has_the_whole_simplex_unless_a_cap_is_set() -> None:
         assert make().settings["cap"] == 1.0
 
 
+def test_a_value_above_the_last_one_but_below_the_largest_of_five_is_good() -> None:
+    """Spectral steps are not monotone: a point is left only where F is above all of the last five."""
+    w = torch.tensor([0.5, 0.5])
+    s = spectral(w)
+    for i, value in enumerate([9.0, 5.0, 4.0, 3.0, 2.0, 1.0]):  # the first is forgotten
+        s, _, good = advance(s, w, torch.tensor([1.0, -1.0]), torch.tensor(value), project_simplex)
+        assert (good, s.points) == (True, i + 1)
+    for value, expected in ((4.9, True), (5.0, False), (4.8, True), (9.0, False)):
+        before = s
+        s, _, good = advance(s, w, torch.tensor([1.0, -1.0]), torch.tensor(value), project_simplex)
+        assert good == expected
+        assert s.points == before.points + expected
+        assert good or s.step == before.step / 4
+
+
 def test_spectral_steps_solve_a_quadratic_on_the_simplex_and_leave_worse_points() -> None:
     """min ½ wᵀAw − bᵀw against scipy's optimum; a value above the last five quarters the step."""
     draw = np.random.default_rng(1)

@@ -1,11 +1,17 @@
 """Local-SVRG: a reduction, the variance-reduced limit, the averaged output, the rounds."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 import torch
 
-from coterie.federation import Federation, LocalEngine
+from coterie.federation import Call, Federation, LocalEngine, pack
+from coterie.federation.api import Replies
+from coterie.federation.tree import rows
+from coterie.federation.work import name_of
 from coterie.methods import local_train
-from coterie.methods.baselines.local_svrg import SVRGSteps, solve
+from coterie.methods.baselines.local_svrg import SVRGSteps, five_epochs, solve
 from coterie.numerics import Draw
 from coterie.problems import Weighting
 from coterie.problems.base import Context
@@ -85,3 +91,42 @@ def test_the_target_alone_reaches_its_own_minimiser(problem: Weighting) -> None:
     for t in range(6):
         state = method.round(federation(problem), state, Draw.of(0).round(t))
     assert (state.x - problem.exact.target_optimum).norm() < 1e-9
+
+
+class Dropping(LocalEngine):
+    """Client 2 does not answer when it is asked to begin; every work's clients are written down."""
+
+    def execute(self, call: Call, ids: torch.Tensor) -> Iterator[Replies]:
+        asked.append((name_of(call.work), ids.tolist()))
+        for replies in super().execute(call, ids):
+            if not name_of(call.work).startswith("local-svrg/begin"):
+                yield replies
+                continue
+            stay = replies.ids != 2
+            yield Replies(replies.ids[stay], rows(replies.values, stay), rows(replies.memory, stay))
+
+
+asked: list[tuple[str, list[int]]] = []
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_client_that_fails_to_begin_is_not_asked_for_steps(problem: Weighting, average: bool) -> None:
+    """It has no anchor: its steps would be those of an anchor of zeros."""
+    asked.clear()
+    engine = Dropping(problem.task, problem.train, problem.valid, problem.target)
+    svrg = SVRGSteps(0.1, 2, 0.5, 5, 3, average=average, convexity=1.0)
+    found = solve(Federation.on(engine), "model", problem.start, w, svrg, Draw.of(0))
+    assert asked[0] == ("local-svrg/begin-model", [0, 1, 2, 3])
+    assert [ids for _, ids in asked[1:]] == [[0, 1, 3]] * (3 + average)
+    others = replace(federation(problem), ids=torch.tensor([0, 1, 3]))
+    assert torch.equal(found, solve(others, "model", problem.start, w, svrg, Draw.of(0)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps"),
+    [([40, 60, 80], 40), ([40, 60, 300], 150), ([40, 60, 600], 300), ([40, 60, 10**6], 300), ([3, 3, 3], 1)],
+)
+def test_a_client_that_declares_a_million_rows_lengthens_a_solve_tenfold_at_most(rows: list[int], steps: int) -> None:
+    stack = pack([(torch.zeros(n, 1), torch.zeros(n)) for n in (1, 1, 1)])
+    engine = LocalEngine(None, replace(stack, counts=torch.tensor(rows)), None, None)
+    assert five_epochs(Federation.on(engine), batch=10) == steps

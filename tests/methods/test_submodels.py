@@ -34,7 +34,7 @@ from coterie.methods.submodels.carving import Local, Part, asked, levels_of, mer
 from coterie.methods.submodels.distilling import distilled, soft_cross_entropy
 from coterie.methods.submodels.fed_et import verdict
 from coterie.methods.submodels.feddst import kept_by_any
-from coterie.methods.submodels.fedsep_submodel import decoded_mask, on_budget
+from coterie.methods.submodels.fedsep_submodel import MARGIN, HyperNetwork, decoded_mask, on_budget
 from coterie.methods.submodels.flash import ranking, rearranged
 from coterie.methods.submodels.thinning import counts, densest, erdos_renyi_kernel, size, spread
 from coterie.numerics import Draw
@@ -252,6 +252,27 @@ def test_decode_finds_the_kernels_that_matter(choice):
     alive, by_chance = ~torch.isin(torch.arange(64), dead), cut.top(0.5, Draw.of(1).uniform(64))
     chosen, best, chance = (float(problem.task.full_loss(cut.gated(theta, a), rows)) for a in (mask, alive, by_chance))
     assert chosen < 1.02 * best < 0.85 * chance
+
+
+def test_a_step_of_the_decode_is_torchs_adamw(monkeypatch):
+    """Weight decay changes φ and not its derivative: with much of it the two differ."""
+    problem, theta = a_trained_perceptron(0.5)
+    cut, rows, masks = problem.task.anatomy, problem.train.client(0), []
+    monkeypatch.setattr(type(cut), "top", lambda self, share, score: masks.append(score) or score > 0.5)
+    knobs = {"choose": "relaxed", "budget": "kernels", "decode_step": 0.1, "decode_steps": 2, "decay": 3.0}
+    static = Static(level=0, width=16, decode_batch="all", resource=10.0, **knobs)
+    decoded_mask(Shard(problem.task, rows, None), theta, static, Draw.of(0))
+    level = on_budget(cut, float(cut.work(cut.first(0.5))) / float(cut.work(cut.first(1.0))))
+    net, offset = HyperNetwork(cut.sizes, 16), math.log(level / (1 - level)) - MARGIN
+    phi = net.start(theta).requires_grad_()
+    rule = torch.optim.AdamW([phi], lr=0.1, weight_decay=3.0)
+    for _ in range(2):
+        a = net(phi, offset)
+        over = (cut.work(a) / float(cut.work(cut.first(0.5)))).clamp(min=1.0).log()
+        rule.zero_grad()
+        (problem.task.full_loss(cut.gated(theta, a), rows) + 10.0 * over).backward()
+        rule.step()
+    torch.testing.assert_close(masks[-1], net(phi, offset).detach())
 
 
 def test_masks_start_on_the_budget():

@@ -17,6 +17,7 @@ from coterie.problems.files import PreparedFiles, load_files
 from coterie.problems.files.example import write_example
 from coterie.problems.files.faults import odd_values, proposed_coding
 from coterie.problems.files.findings import BadFiles
+from coterie.problems.files.prepare import RIDGE
 from coterie.problems.files.reading import perhaps_thousands, with_points
 from coterie.settings import StatisticsPrivacy
 
@@ -102,6 +103,32 @@ def test_another_unit_is_found_and_corrected_by_consent(here: Path, power: int) 
         assert any("divided by" in note for note in data.notes)
     assert loaded(here, units={"north.csv": {"weight": 1.0}}).findings == ()
     assert loaded(here, keep=["weight"]).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("spread", "shifts", "found"),
+    [
+        (0.05, (0.0, 0.0, 1.0), True),
+        (1.0, (0.0, 0.0, 1.0), False),  # the column varies by a decade itself
+        (1.0, (0.0, 0.0, 3.0), True),
+        (0.05, (0.8, 0.0, 1.0), False),  # honest partners differ by nearly as much
+        (0.05, (0.8, 0.0, 2.0), True),
+    ],
+)
+def test_a_unit_is_proposed_where_neither_the_column_nor_honest_partners_vary_as_much(
+    here: Path, spread: float, shifts: tuple[float, ...], found: bool
+) -> None:
+    for k, (name, shift) in enumerate(
+        zip(("sites/north", "sites/south", "sites/east", "mine"), (*shifts, 0.0), strict=True)
+    ):
+        size = 60 if name == "mine" else 80
+        logs = shift + 2.0 + spread * np.random.default_rng(k).permutation(np.linspace(-1.0, 1.0, size))
+        path = here / f"{name}.csv"
+        write(path, [[repr(float(10.0**v)), *row[1:]] for v, row in zip(logs, rows_of(path), strict=True)])
+    if found:
+        assert f'{{"east.csv" = {{weight = {10.0 ** shifts[2]:.15g}}}}}' in refused(here)
+    else:
+        assert loaded(here).findings == ()
 
 
 def test_units_of_a_number_to_predict_and_of_centred_columns(tmp_path: Path) -> None:
@@ -410,6 +437,28 @@ def test_imputation_by_median_and_by_regression(tmp_path: Path) -> None:
             np.testing.assert_allclose(found[gone], sorted(middles)[1], atol=1e-5)
     assert errors["regression"] < 0.2 * errors["mean"]
     assert "files/column-products" in loaded(tmp_path, impute="regression").spent.by_cause
+
+
+def test_slopes_of_an_imputation_are_those_of_one_ridge_regression_over_everybody(tmp_path: Path) -> None:
+    """The target's columns go together in another way than the clients', and have other gaps."""
+    random, tables = np.random.default_rng(4), []
+    for name, mix in (("sites/a", 0.9), ("sites/b", 0.7), ("mine", -0.8)):
+        u = random.normal(size=(120 if name == "mine" else 60, 3))
+        x = np.stack([u[:, 0], mix * u[:, 0] + 0.3 * u[:, 1], u[:, 2] - mix * u[:, 1]], 1)
+        x[random.random(x.shape) < 0.15] = np.nan
+        cells = [["" if np.isnan(v) else repr(float(v)) for v in row] for row in x]
+        write(tmp_path / f"{name}.csv", [[*row, i % 2] for i, row in enumerate(cells)], ["u", "v", "w", "label"])
+        tables.append(x)
+    numeric = loaded(tmp_path, impute="regression").preparation.numeric
+    x = np.concatenate(tables)
+    z = np.nan_to_num((x - np.nanmean(x, 0)) / np.nanstd(x, 0))
+    there = (~np.isnan(x)).astype(float)
+    covariance = (z.T @ z) / (there.T @ there)
+    assert np.linalg.eigvalsh(covariance).min() > 0.0
+    for j, column in enumerate(numeric):
+        others = [i for i in range(3) if i != j]
+        slopes = np.linalg.solve(covariance[np.ix_(others, others)] + RIDGE * np.eye(2), covariance[others, j])
+        np.testing.assert_allclose(np.array(column.slopes)[others], slopes, rtol=1e-5)
 
 
 def test_under_privacy_no_file_is_compared(here: Path) -> None:

@@ -135,6 +135,24 @@ def test_the_targets_rows_are_split_by_class_and_every_row_is_used_once(folder: 
     torch.testing.assert_close(learns_alone, torch.cat([own.inputs, valid.inputs]))
 
 
+def test_where_everyone_is_a_target_each_has_rows_of_its_own_for_each_purpose(folder: Path) -> None:
+    problem = the(folder, everyone=True, own=0.5, test=0.2)
+    assert problem.names[-1] == "mine.csv"
+    last = len(problem.names) - 1
+    parts = [
+        [stack.client(k).all() for k in range(last + 1)] for stack in (problem.train, problem.valid, problem.tests)
+    ]
+    train, valid, tests = (part[last].inputs for part in parts)
+    assert torch.equal(problem.target.train.all().inputs, train)
+    one_target = the(folder, own=0.5, test=0.2)
+    for each in (problem, one_target):  # the same rows, whoever else is a target
+        assert torch.equal(each.target.valid.all().inputs, valid)
+        assert torch.equal(each.test.all().inputs, tests)
+    for k, rows in enumerate((10, 60, 35, 40)):
+        found = [tuple(row) for part in parts for row in part[k].inputs.tolist()]
+        assert len(found) == len(set(found)) == rows
+
+
 def test_any_stretch_of_an_order_has_its_share_of_each_class() -> None:
     from coterie.numerics import Draw
 

@@ -82,6 +82,19 @@ def test_secure_is_plain_up_to_the_fixed_point(method: str) -> None:
         assert secure.ledger.by_cause["secure/shares"].rounds == secure.ledger.by_cause["secure/reveal"].rounds > 0
 
 
+def test_primal_dual_is_plain_with_some_of_the_clients() -> None:
+    pytest.importorskip("cryptography", reason="secure sums need it: pip install 'coterie[secure]'")
+    tables = config_of("primal-dual", count=4).as_dict()
+    tables.pop("version")
+    tables["problem"]["clients"] = 6
+    tables["method"] |= {"outer_step": 0.05, "local_steps": 3}
+    secure = {**tables, "federation": {**tables["federation"], "secure": True}}
+    one, two = (run_rounds(assemble(resolve(each)), None) for each in (tables, secure))
+    assert len(one.view.weights) == 6
+    assert float((one.view.weights - 1 / 6).abs().max()) > 1e-3
+    assert_near(one.state, two.state)
+
+
 @pytest.mark.parametrize("method", ["krum", "collaborate", "trimmed-mean", "afl"])
 def test_a_method_that_needs_rows_of_updates_is_refused_before_anything_starts(method: str) -> None:
     pytest.importorskip("cryptography", reason="secure sums need it: pip install 'coterie[secure]'")
