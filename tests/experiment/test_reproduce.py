@@ -170,7 +170,7 @@ def test_a_run_that_cannot_go_on_is_said_with_its_reason_and_leaves_a_gap(
 ) -> None:
     common = {"run.problem": "nested-quadratic", "run.rounds": 3, "run.method": "fednest", "problem.condition": 20.0}
     rows = tuple(Row(f"l = {l}", {"method.lipschitz": l, "method.terms": 6}) for l in (0.5, 50.0))
-    table = Table("", rows, (Column("loss", {}, "final:validation_loss"),), common, (0,))
+    table = Table("", rows, (Column("loss", {}, "final:gap"),), common, (0,))
     one = Study("gap", "fednest", "A table with a gap", {"small": table, "paper": table})
     monkeypatch.setattr("coterie.reproduce.STUDIES", (one,))
     done = coterie("reproduce", "gap", "--out", tmp_path / "gap")
