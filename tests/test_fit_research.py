@@ -354,6 +354,7 @@ def test_rules() -> None:
     assert stop.patience("a", 10).bound(higher)(lines(None, 1.0, 1.0)) == ""  # the first was not finite
     assert stop.tolerance("a", 0.1, 10)(lines(1.0, 1.05)) == ""  # too short
     assert stop.tolerance("a", 0.1, 10)(lines(3.0, 1.0, 1.05, 1.08))
+    assert stop.tolerance("a", 0.1, 10)(lines(1.0, 1.05, 1.08))  # just so long
     assert stop.tolerance("a", 0.1, 10)(lines(1.0, None, 1.05)) == ""
     assert stop.reached("a", 2.0).bound(higher)(lines(1.0, 2.5)).startswith("a reached 2.5")
     for made_rule in (stop.patience("a", 10, 0.5), stop.tolerance("a", 0.1), stop.reached("a", -1.5)):

@@ -100,6 +100,8 @@ def test_nested_problems_with_one_test_shard() -> None:
     few = problem.with_test_rows(ROWS, Draw.of(0))
     assert few.test.client(0).all().inputs.shape == (ROWS, 3)
     assert problem.with_test_rows(50, Draw.of(0)) is problem
+    by_client = Nested(loss, loss).on([rows] * 2, x=torch.zeros(3), y=torch.zeros(3), test=[rows] * 2)
+    assert by_client.with_test_rows(ROWS, Draw.of(0)) is by_client
     fit = coterie.fit(problem, coterie.methods.fednest(), 2, evaluate=ROWS)
     whole = coterie.fit(problem, coterie.methods.fednest(), 2, evaluate="all")
     assert fit.history[0]["test_loss"] != whole.history[0]["test_loss"]

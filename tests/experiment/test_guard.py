@@ -17,7 +17,7 @@ from coterie.errors import UsageError
 from coterie.experiment import run as experiment
 from coterie.experiment.build import assemble
 from coterie.experiment.config import NETWORK_CLIP, Config, load
-from coterie.experiment.guard import IN_A_ROW, WINDOW, Guard
+from coterie.experiment.guard import IN_A_ROW, MEASURE, WINDOW, Guard, comparison
 from coterie.experiment.loop import Result, run_rounds
 
 ROUNDS = 45  # by then the rises of the first rounds are out of the guard's window
@@ -87,6 +87,16 @@ def test_a_rise_that_comes_again_and_again_is_accepted() -> None:
         guard = guard.refused()
     assert guard.allows(1.9)
     assert guard.after(1.9).rejected == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [(1.09, ""), (1.11, "is 1.11, that of round 3"), (None, "is not finite, that")]
+)
+def test_the_summary_says_where_the_last_model_is_much_worse_than_the_best(end: float | None, said: str) -> None:
+    found = comparison({MEASURE: 2.0}, {MEASURE: 1.0, "round": 3}, {MEASURE: end})
+    assert (said in found) if said else not found
+    assert not comparison({MEASURE: None}, {MEASURE: 1.0, "round": 3}, {MEASURE: 9.0})  # no gain to compare with
+    assert not comparison({MEASURE: 2.0}, {MEASURE: None}, {MEASURE: end})
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])

@@ -27,6 +27,7 @@ from coterie.federation.stages.privacy import (
     ORDERS,
     Mechanism,
     Privacy,
+    PrivacyState,
     composed,
     epsilon,
     epsilon_sampled,
@@ -451,3 +452,12 @@ def test_the_record_shows_the_budget():
     uploads = result.summary["privacy"]["uploads"]
     assert spent[-1] == result.summary["privacy"]["epsilon"] == epsilon(2.0, uploads, 1e-5)
     assert result.summary["privacy"]["epsilon_sampled"] is None
+
+
+def test_the_most_uploads_of_a_round_are_kept_over_the_rounds():
+    stage = Privacy(Mechanism(clip=1.0))
+    states = [PrivacyState(torch.tensor(uploads)) for uploads in ([0, 0], [2, 1], [3, 2], [3, 2])]
+    done = states[0]
+    for before, after in pairwise(states):
+        done = stage.finished(before._replace(at_once=done.at_once), after)
+    assert done.at_once == 2

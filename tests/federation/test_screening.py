@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coterie.errors import NoClients
-from coterie.federation import Screening, work
+from coterie.federation import Each, Screening, work
 from coterie.numerics import Draw
 
 DRAW = Draw.of(0)
@@ -89,3 +89,37 @@ def test_if_all_are_rejected_nobody_answered(tiny, verb):
 def test_if_only_clients_without_weight_remain_nobody_counts(tiny):
     with pytest.raises(NoClients, match="have no weight"):
         tiny(3).mean(spoiled, spoil(float("nan"), 0), weights=torch.tensor([1.0, 0.0, 0.0]), draw=DRAW)
+
+
+@work
+def echoed(shard, shared, private, static, draw):
+    return shared.clone()
+
+
+def left_out(fed) -> list[tuple[str, int, str]]:
+    return [(event["event"], event["client"], event["reason"]) for event in fed.book.drain()]
+
+
+def test_of_two_equal_updates_the_later_client_is_the_copy_whichever_is_longer(tiny):
+    """Lengths within 1e-6 of each other count as equal, and are compared in their order."""
+    rows = torch.tensor([[1.0, 2.0, 2.0], [3.0, 0.0, 4.0], [1.0, 2.0, 2.0], [0.0, 0.0, 9.0]], dtype=torch.float64)
+    for longer in (1.0, 1.0 + 2e-7, 1.0 - 2e-7):
+        rows[2] = longer * rows[0]
+        fed = tiny(4, screening=Screening(copies=True))
+        assert fed.gather(echoed, Each(rows), draw=DRAW).ids.tolist() == [0, 1, 3]
+        assert left_out(fed) == [("duplicate update", 2, "of client 0")]
+
+
+def test_where_half_of_the_updates_are_zero_none_is_shortened(tiny):
+    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [6.0, 8.0]])
+    fed = tiny(5, screening=Screening(clip=1.0))
+    assert torch.equal(fed.gather(echoed, Each(rows), draw=DRAW).rows, rows)
+    assert left_out(fed) == []
+    rows[0], rows[2] = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
+    found = tiny(5, screening=Screening(clip=1.0)).gather(echoed, Each(rows), draw=DRAW).rows
+    torch.testing.assert_close(found, torch.cat([rows[:4], rows[4:] / 2]))
+
+
+def test_a_size_of_one_is_believed_where_most_declare_none():
+    assert Screening(trust=2.0).sizes(torch.tensor([0, 0, 9000])).tolist() == [0, 0, 1]
+    assert Screening(trust=1.5).sizes(torch.tensor([1, 1, 9000])).tolist() == [1, 1, 1]

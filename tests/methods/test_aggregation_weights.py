@@ -1,5 +1,7 @@
 """FedLAW, FedAWA, FedDisco and FedCE: each is FedAvg at one end, and its weights follow from formulas written here."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,9 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import load
+from coterie.federation import Call, LocalEngine
+from coterie.federation.api import Replies
+from coterie.federation.work import name_of
 from coterie.methods import fedavg, fedawa, fedce, feddisco, fedlaw
 from coterie.methods.shared.works import local_sgd
 from coterie.methods.weights.fedawa import disagreement
@@ -153,6 +158,22 @@ def test_feddisco_weights_in_numpy(unequal: Any) -> None:
     for t in range(3):
         x = s.w @ uploads(unequal, x, t, **WALK)
     torch.testing.assert_close(s.x, x)
+
+
+def test_feddisco_asks_a_client_again_whose_discrepancy_did_not_arrive(unequal: Any) -> None:
+    class Losing(LocalEngine):
+        def execute(self, call: Call, ids: Tensor) -> Iterator[Replies]:
+            lost = ids == (2 if name_of(call.work) == "feddisco/discrepancy" else -1)
+            return super().execute(call, ids[~lost])
+
+    fed, engine = federation(unequal), federation(unequal).engine
+    lossy = replace(fed, engine=Losing(engine.task, engine.train, engine.valid, engine.target))
+    method, whole = feddisco(**WALK), play(feddisco(**WALK), unequal, 2)
+    first = play(method, unequal, 1, fed=lossy)
+    assert first.asked.tolist() == [1.0, 1.0, 0.0, 1.0]
+    second = method.round(fed.begin(2, Draw.of(1).round(1)), first, Draw.of(1).round(1))
+    torch.testing.assert_close(second.discrepancies, whole.discrepancies)
+    assert second.asked.tolist() == [1.0] * 4
 
 
 def test_feddisco_needs_classes() -> None:

@@ -82,7 +82,10 @@ def test_in_a_round_without_that_client_the_angles_stay():
     after = method.round(others, s, Draw.of(1).round(1))
     assert torch.equal(after.angles, s.angles)
     assert torch.equal(after.w, s.w)
-    assert not torch.equal(after.x, s.x)
+    G, _ = others.gather(gradient, s.x, draw=Draw.of(1).round(1).phase("gradient"), batch="all")
+    now = torch.softmax(gompertz(s.angles[others.ids], 5.0), 0)
+    assert float((now - 0.5).abs().max()) > 0.01
+    torch.testing.assert_close(after.x, s.x - 0.1 * now @ G)
 
 
 def test_larger_clients_weigh_more_from_the_start():

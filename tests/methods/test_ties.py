@@ -136,10 +136,11 @@ def test_what_has_no_meaning_for_the_logistic_link_is_refused(more: dict[str, An
 
 
 def test_the_record_says_how_unequal_friends_are() -> None:
-    weights = torch.tensor([0.1, 0.3, 0.2, 0.4])
-    found = weight_statistics(weights, 3)
-    assert found["friends_weight"] == pytest.approx(0.6)
-    assert found["friends_spread"] == pytest.approx(0.5)
+    for order in ([0.05, 0.3, 0.25], [0.35, 0.15, 0.1]):  # the farthest from their mean is the least, the largest
+        weights = torch.tensor([*order, 0.4])
+        found = weight_statistics(weights, 3)
+        assert found["friends_weight"] == pytest.approx(0.6)
+        assert found["friends_spread"] == pytest.approx(0.75)
     assert "friends_spread" not in weight_statistics(torch.tensor([0.0, 0.0, 1.0]), 2)
     assert "friends_spread" not in weight_statistics(weights, None)
 

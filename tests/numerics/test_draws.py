@@ -383,3 +383,11 @@ def test_empty_shapes_give_empty_draws():
     assert ROOT.client(IDS).normal(0, 3).shape == (5, 0, 3)
     assert ROOT.client(IDS).batches(COUNTS, 4, 0).shape == (5, 0, 4)
     assert ROOT.client(torch.arange(0)).uniform(3).shape == (0, 3)
+
+
+def test_keys_of_a_batch_depend_on_all_its_rows_and_on_their_order():
+    draw = Draw.of(3)
+    batches = [[4, 1, 7], [1, 4, 7], [7, 1, 4], [4, 1, 8], [4, 1, 7, 7]]
+    keys = [key for batch in batches for key in draw.of_batch(torch.tensor(batch)).tolist()]
+    assert len(set(keys)) == len(keys)
+    assert torch.equal(draw.of_batch(torch.tensor(batches[0])), draw.of_batch(torch.tensor(batches[0])))

@@ -157,3 +157,23 @@ def test_a_step_that_would_diverge_is_explained():
     for _ in range(200):  # what would happen
         y = y + S.adjoint(x - S.apply(y))
     assert not float(y.norm()) < 1e6
+
+
+@pytest.mark.parametrize("S", SKETCHES[:1], ids=lambda S: type(S).__name__)
+def test_the_decode_is_fista_that_restarts_where_momentum_points_uphill(S):
+    """Step by step with matrices (Beck and Teboulle 2009; O'Donoghue and Candès 2015, gradient scheme)."""
+    A, x, beta, step = S.apply(torch.eye(D, **wide)).T, sketched(S), 0.05, safe_step(S, None)
+    y = z = torch.zeros(D, **wide)
+    t, restarts = 1.0, 0
+    for steps in range(1, 201):
+        u = z + step * A.T @ (x - A @ z)
+        new = u.sign() * (u.abs() - step * beta).clamp(min=0.0)
+        if float((z - new) @ (new - y)) > 0.0:
+            t, z, restarts = (1.0 + 5.0**0.5) / 2.0, new, restarts + 1
+        else:
+            after = (1.0 + (1.0 + 4.0 * t**2) ** 0.5) / 2.0
+            t, z = after, new + (t - 1.0) / after * (new - y)
+        y = new
+        if steps in (1, 7, 30, 60, 120, 200):
+            torch.testing.assert_close(lasso(S, x, beta, steps=steps).y, y)
+    assert restarts >= 2

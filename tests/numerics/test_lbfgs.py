@@ -80,3 +80,15 @@ def test_small_progress_may_end_a_search(progress: float) -> None:
     exact = torch.linalg.solve(A, b)
     far = float((found.x - exact).norm() / exact.norm())
     assert far < 1e-5 if progress == 0.0 else far > 1e-5
+
+
+def test_a_point_without_a_finite_gradient_is_not_taken() -> None:
+    """The value goes on falling there; only the gradient says that the function has ended."""
+
+    def evaluate(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        return -x.sum(1), torch.where(x > 1.5, torch.nan, -torch.ones_like(x))
+
+    found = minimise(evaluate, torch.zeros(2, 3, dtype=torch.float64), evaluations=60)
+    assert bool((found.x <= 1.5).all())
+    assert bool((found.x > 1.0).all())
+    torch.testing.assert_close(found.value, -found.x.sum(1))

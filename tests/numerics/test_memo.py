@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from coterie.numerics.memo import Memoised
+from coterie.numerics.memo import ENTRIES, Memoised
 
 
 class Counted:
@@ -88,3 +88,19 @@ def test_it_forgets_when_told_to():
         vmap(memoised)(a, x)
         memoised.clear()
     assert plain.calls == 4
+
+
+def test_so_many_values_are_kept_and_the_last_used_stay():
+    plain = Counted()
+    memoised = Memoised(plain)
+    a, points = torch.tensor(2.0), [torch.tensor([float(i)]) for i in range(ENTRIES + 2)]
+    for x in points[:-1]:
+        memoised(a, x)
+    assert len(memoised.memo) == ENTRIES
+    memoised(a, points[1])  # the oldest that is left is used again, so the next one goes
+    memoised(a, points[-1])
+    calls = plain.calls
+    memoised(a, points[1])
+    assert plain.calls == calls
+    memoised(a, points[2])
+    assert plain.calls == calls + 1

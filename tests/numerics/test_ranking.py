@@ -50,4 +50,5 @@ def test_groups_are_maximal_and_may_overlap() -> None:
     ranked = {"a": 1.0, "b": 1.8, "c": 2.5, "d": 3.1, "e": 6.0}
     assert alike(ranked, 1.6) == [("a", "b", "c"), ("b", "c", "d")]
     assert alike(ranked, 0.5) == []
+    assert alike({"a": 1.0, "b": 2.0, "c": 2.5}, 1.0) == [("b", "c")]  # a difference of just so much is one
     assert alike(ranked, 9.0) == [tuple(ranked)]

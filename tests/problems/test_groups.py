@@ -16,6 +16,7 @@ from coterie.problems.base import View
 from coterie.problems.catalogue.groups import PLANS, groups
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.data import sets
+from coterie.problems.tasks.personal import group_weights
 from coterie.settings import checked
 
 SEED = Context(seed=4)
@@ -291,3 +292,10 @@ def test_selection_rows_are_neither_training_nor_validation_nor_test_rows() -> N
     assert held_out(plain).columns[0].equal(held_out(problem).columns[0])
     found = problem.measure(View(problem.start))
     assert {"selection_accuracy", "selection_loss", "test_accuracy"} <= found.keys()
+
+
+def test_weight_within_groups_is_a_mean_and_a_least() -> None:
+    weights = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.7, 0.2], [0.3, 0.3, 0.4]])
+    found = group_weights(weights, torch.tensor([0, 0, 1]))
+    assert found["group_weight"] == pytest.approx((0.8 + 0.8 + 0.4) / 3)
+    assert found["group_weight_least"] == pytest.approx(0.4)

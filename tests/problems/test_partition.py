@@ -10,7 +10,7 @@ from coterie.numerics import Draw
 from coterie.problems import Context, Weighting
 from coterie.problems.catalogue.mixture import mixture
 from coterie.problems.catalogue.noisy_clients import noisy_clients
-from coterie.problems.data.partition import long_tail, long_tail_counts, partition, split
+from coterie.problems.data.partition import dirichlet, long_tail, long_tail_counts, partition, split
 
 LABELS = torch.arange(1000) % 10
 
@@ -83,3 +83,23 @@ def test_selection_rows_are_set_apart_from_the_test(made: Callable[..., Weightin
     assert sorted(row.sum().item() for row in both) == sorted(row.sum().item() for row in plain.test.all().columns[0])
     with pytest.raises(UsageError, match="leaves none to test on"):
         made(Context(0), selection=10_000)
+
+
+def test_a_client_with_just_an_even_share_gets_no_more_where_shares_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = torch.tensor([[1.0, 0.0], [0.9, 0.1]], dtype=torch.float64)
+    monkeypatch.setattr("coterie.problems.data.partition._proportions", lambda *_: shares)
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    first, second = dirichlet(labels, 2, 0.5, Draw.of(0), capped=True)
+    assert labels[first].tolist() == [0] * 4
+    assert labels[second].tolist() == [1] * 4
+    first, second = dirichlet(labels, 2, 0.5, Draw.of(0))
+    assert len(first) == 6  # 4 and 3.6: what is left goes by the remainders, and nobody has fewer than two
+    assert len(second) == 2
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "quantity"])
+def test_nobody_has_fewer_than_two_rows(name: str) -> None:
+    for seed in range(5):
+        parts = partition(name, LABELS[:60], 20, 2, Draw.of(seed), alpha=0.05)
+        assert min(map(len, parts)) == 2
+        assert sorted(torch.cat(parts).tolist()) == list(range(60))

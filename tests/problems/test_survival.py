@@ -100,6 +100,9 @@ def test_the_loss_is_never_negative_and_its_gradient_is_right() -> None:
     best = (1.0 / labels.abs()).log()[:, None]
     assert hazard(best, labels)[[0, 2, 4]].tolist() == pytest.approx([0.0, 0.0, 0.0], abs=1e-12)
     assert torch.autograd.gradcheck(lambda e: hazard(e, labels), eta.requires_grad_(), fast_mode=True)
+    steep = torch.tensor([[STEEPEST], [STEEPEST + 2.0]], dtype=torch.float64)
+    slope = torch.func.grad(lambda e: hazard(e, -torch.ones(2, dtype=torch.float64)).sum())(steep)
+    assert slope[:, 0].tolist() == pytest.approx([np.exp(STEEPEST)] * 2)  # a straight line from there on
     assert LOSSES["hazard"] is hazard
 
 
