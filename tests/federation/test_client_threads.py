@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from queue import Empty
 from typing import Any
@@ -230,9 +231,10 @@ def test_what_surrounds_a_call_keeps_it_in_its_thread():
 
 
 def forever(number: int) -> int:
-    """Result 0, and work without end instead of others."""
+    """Result 0, and work without end instead of others: it takes rows again and again."""
     while number:
         time.sleep(1e-3)
+        touched(1)
     return number
 
 
@@ -264,6 +266,28 @@ def test_threads_end_when_nobody_waits_for_them():
     assert next(results) == 0
     results.close()
     assert threading.active_count() == before
+
+
+def test_an_abandoned_work_leaves_what_it_has_entered_in_its_own_thread():
+    """An exception from outside would come as soon as it has entered: what it leaves then is left by somebody else."""
+    entered, left, busy = [], [], threading.Event()
+    enter = partial(time.sleep, 0.2)  # not a function of Python, as the entry into a vmap
+
+    def scoped(number: int) -> None:
+        if number == 0:
+            busy.wait()
+            raise ValueError("no luck")
+        entered.append(threading.get_ident())
+        busy.set()
+        enter()
+        try:
+            forever(1)
+        finally:
+            left.append(threading.get_ident())
+
+    with pytest.raises(ValueError, match="no luck"):
+        next(in_threads(scoped, 2, 2, ahead=lambda _: 1))
+    assert left == entered != []
 
 
 @pytest.mark.parametrize("mode", ["vmap", "sequential"])

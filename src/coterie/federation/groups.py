@@ -5,7 +5,6 @@ place. Every thread computes by itself (one intra-op thread): kernels then add i
 those of a single thread, however many threads there are. Results are handed on in the order of the clients.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import copy_context
@@ -15,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from coterie.federation.points import counted, touched
+from coterie.federation.points import Abandoned, counted, ending_with, touched
 from coterie.numerics.control import transformed
 
 R = TypeVar("R")
@@ -31,16 +30,13 @@ class _Outcome(NamedTuple, Generic[R]):
     points: int
 
 
-class _Abandoned(BaseException):
-    """Raised in a thread whose results nobody waits for any more."""
-
-
 def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead: Callable[[R], int]) -> Iterator[R]:
     """function(0), function(1) … in this order, computed by several threads.
 
     An error is raised where its result would be handed on; what comes after it is dropped. If the caller stops early,
-    by an error or an interruption of its own, the threads end at their next operation of Python. Between the results
-    the caller computes with one intra-op thread as well.
+    by an error or an interruption of its own, the threads end where they next take rows, by an exception of their own:
+    one that comes from outside may hit them between entering and holding something, such as a vmap of torch. Between
+    the results the caller computes with one intra-op thread as well.
 
     Args:
         function: makes a result; it may be run by several threads at once.
@@ -54,15 +50,13 @@ def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead:
 
     def compute() -> None:
         torch.set_num_threads(1)  # of this thread
-        with torch.set_grad_enabled(grad):
+        ending_with(ended)
+        with torch.set_grad_enabled(grad), suppress(Abandoned):
             while (number := todo.get()) is not None and not ended.is_set():
                 done.put(_outcome(function, number))
 
     before = torch.get_num_threads()
-    workers = [
-        Thread(target=copy_context().run, args=(_until_abandoned, compute), daemon=True)
-        for _ in range(min(threads, count))
-    ]
+    workers = [Thread(target=copy_context().run, args=(compute,), daemon=True) for _ in range(min(threads, count))]
     waiting: dict[int, _Outcome[R]] = {}
     given, limit = 0, 2 * threads
     try:
@@ -86,7 +80,9 @@ def in_threads(function: Callable[[int], R], count: int, threads: int, *, ahead:
         ended.set()
         for _ in workers:
             todo.put(None)
-        _end(workers)
+        for worker in workers:
+            if worker.ident is not None:  # it was started
+                worker.join()
         torch.set_num_threads(before)
 
 
@@ -102,23 +98,10 @@ def _outcome(function: Callable[[int], R], number: int) -> _Outcome[R]:
         with counted() as points:  # an open count belongs to one thread
             result = function(number)
         return _Outcome(number, result, None, points.rows)
+    except Abandoned:
+        raise
     except BaseException as error:
         return _Outcome(number, None, error, 0)
-
-
-def _until_abandoned(compute: Callable[[], None]) -> None:
-    with suppress(_Abandoned):
-        compute()
-
-
-def _end(workers: list[Thread]) -> None:
-    """Stop the threads. Without it an interruption would last until a client's whole work is done."""
-    for worker in workers:
-        if worker.is_alive() and worker.ident is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(_Abandoned))
-    for worker in workers:
-        if worker.ident is not None:
-            worker.join()
 
 
 def seen_by_threads() -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Event
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -20,7 +21,12 @@ class Points:
     rows: int = 0
 
 
+class Abandoned(BaseException):
+    """Ends a work whose result nobody waits for any more."""
+
+
 _OPEN: ContextVar[Points | None] = ContextVar("points", default=None)
+_ENDED: ContextVar[Event | None] = ContextVar("ended", default=None)
 
 
 @contextmanager
@@ -41,12 +47,23 @@ def counted() -> Iterator[Points]:
         _OPEN.reset(token)
 
 
+def ending_with(ended: Event) -> None:
+    """From now on, works of this context end where they next take rows once the event is set.
+
+    Args:
+        ended: says that nobody waits for their results any more.
+    """
+    _ENDED.set(ended)
+
+
 def touched(rows: int) -> None:
-    """Add to the count that is open, where one is.
+    """Add to the count that is open, where one is; a work whose result nobody waits for ends here.
 
     Args:
         rows: how many rows.
     """
+    if (ended := _ENDED.get()) is not None and ended.is_set():
+        raise Abandoned
     if (points := _OPEN.get()) is not None:
         points.rows += rows
 
