@@ -352,6 +352,8 @@ def test_rules() -> None:
     assert stop.patience("a", 10).bound(higher)(lines(1.0, 2.0, 1.0)) == ""
     assert "10 rounds; its best was 2 in round 5" in stop.patience("a", 10).bound(higher)(lines(1.0, 2.0, 1.0, 1.5))
     assert stop.patience("a", 10).bound(higher)(lines(None, 1.0, 1.0)) == ""  # the first was not finite
+    for measure in (*higher, coterie.Measure("a")):  # to be as good as before is no improvement
+        assert "10 rounds; its best was 1 in round 0" in stop.patience("a", 10).bound([measure])(lines(1.0, 1.0, 1.0))
     assert stop.tolerance("a", 0.1, 10)(lines(1.0, 1.05)) == ""  # too short
     assert stop.tolerance("a", 0.1, 10)(lines(3.0, 1.0, 1.05, 1.08))
     assert stop.tolerance("a", 0.1, 10)(lines(1.0, 1.05, 1.08))  # just so long

@@ -17,8 +17,9 @@ from coterie.errors import UsageError
 from coterie.experiment import run as experiment
 from coterie.experiment.build import assemble
 from coterie.experiment.config import NETWORK_CLIP, Config, load
-from coterie.experiment.guard import IN_A_ROW, MEASURE, WINDOW, Guard, comparison
+from coterie.experiment.guard import IN_A_ROW, MEASURE, WINDOW, Guard, better, comparison
 from coterie.experiment.loop import Result, run_rounds
+from coterie.problems.base import View
 
 ROUNDS = 45  # by then the rises of the first rounds are out of the guard's window
 
@@ -72,6 +73,18 @@ def test_a_rise_is_compared_with_all_that_was_gained_and_with_earlier_rises() ->
     assert noisy.allows(1.399)
     assert not noisy.allows(1.401)
     assert not noisy._replace(rises=(*noisy.rises[:-1], 0.0)).allows(1.3)
+
+
+def test_a_rise_is_one_over_the_lowest_loss_and_not_over_the_last() -> None:
+    assert after(2.0, 1.0, 1.5, 1.4).rises == pytest.approx((0.0, 0.5, 0.4))
+
+
+def test_of_two_equally_good_rounds_the_earlier_is_the_best() -> None:
+    best = None
+    for number, loss in enumerate((2.0, 1.0, None, 1.0, 1.5)):
+        best = better({"round": number, MEASURE: loss}, View(torch.tensor([float(number)])), best)
+    assert best is not None
+    assert (best.round, float(best.view.model)) == (1, 1.0)
 
 
 def test_the_guard_is_silent_at_first_and_where_nothing_was_gained() -> None:
