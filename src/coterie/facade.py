@@ -28,7 +28,7 @@ from coterie.experiment.build import (
 from coterie.experiment.checkpoint import MAY_CHANGE
 from coterie.experiment.compiling import Choice
 from coterie.experiment.config import OWN_DATA, PLATFORM, Config, FederationTable, RunTable, checked_table
-from coterie.experiment.loop import Observer, Result, check_stop, run_rounds, stored
+from coterie.experiment.loop import Interrupted, Observer, Result, check_stop, run_rounds, stored
 from coterie.experiment.records import prepare
 from coterie.experiment.run import finished, recorded_tables
 from coterie.fitted import Fit, Fits
@@ -259,11 +259,10 @@ class _Call:
         notes = []
         if seed and isinstance(self.problem, Problem) and self.start is None:
             notes = [f"seed {seed} fixes the draws; the start is the model as it was given, whatever the seed"]
-        result = self.result(parts, folder, notes)
-        done = Fit(parts._replace(config=result.config), result, folder)
-        if done.summary["outcome"] == "stopped":
-            raise Stopped(done)
-        return done
+        try:
+            return _fit(parts, self.result(parts, folder, notes), folder)
+        except Interrupted as end:
+            raise Stopped(_fit(parts, end.result, folder)) from None
 
     def parts(self, seed: int, folder: Path | None) -> Parts:
         """The live objects, with everything refused that can be refused before the first round."""
@@ -302,15 +301,15 @@ class _Call:
         check_stop(parts, self.stop)
         if folder is None:
             return run_rounds(parts, None, self.observer, stop=self.stop, notes=notes)
-        begun = (folder / "config.toml").is_file()
-        if begun:
-            _check_same(folder, parts.config)
-        else:
+        if not (folder / "config.toml").is_file():
             prepare(folder, force=False)
         again = f"the same call of coterie.fit with out={str(folder)!r}"
         if parts.config.run.problem != OWN_DATA and self.is_data():
             again = f"coterie resume {folder}"
         with sole_user(folder):
+            begun = (folder / "config.toml").is_file()
+            if begun:
+                _check_same(folder, parts.config)
             if begun and finished(folder, parts.config.run) is not None:
                 return stored(parts, folder)
             sweep(folder)
@@ -327,6 +326,12 @@ class _Call:
             return False
         functions = [*(plan.data for plan in self.method.schedules.values()), self.run["stop"]]
         return not any(isinstance(data, str) and data.startswith(FUNCTION) for data in functions)
+
+
+def _fit(parts: Parts, result: Result, folder: Path | None) -> Fit:
+    """The fit; what a folder holds of it may change later, so its record is read now."""
+    parts = parts._replace(config=result.config)
+    return Fit(parts, result._replace(record=result.history), folder)
 
 
 def _record(file: Path, config: Config) -> str:

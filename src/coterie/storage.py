@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import isfinite
@@ -16,6 +17,7 @@ from torch import Tensor
 from coterie.errors import RunError, UsageError
 
 UNFINISHED = ".tmp"
+LOOK = 0.1  # seconds between two tries to lock a folder
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # how a formula begins in a spreadsheet
 
 
@@ -99,28 +101,54 @@ def sweep(folder: Path) -> None:
 
 
 @contextmanager
-def sole_user(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a result folder; the lock goes with the process, however that ends."""
+def sole_user(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Keep everybody else out of a result folder; the lock goes with the process, however that ends.
+
+    Args:
+        folder: a folder that exists.
+        patience: how many seconds to wait for another user to end.
+    """
     if sys.platform == "win32":  # no such locks there
         yield
         return
-    import fcntl
-
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: {error.strerror or error}.") from None
     try:
         with suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"another coterie is at work in {folder}; wait for it to end, or choose another folder."
-                ) from None
+            _lock(descriptor, folder, patience)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path, patience: float) -> None:
+    """Lock an open folder, or name who has locked it."""
+    import fcntl
+
+    end = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise UsageError(
+                    f"another coterie is at work in {folder}{_locked_by(descriptor)}; wait for it to end, or choose "
+                    "another folder."
+                ) from None
+            time.sleep(LOOK)
+
+
+def _locked_by(descriptor: int) -> str:
+    """The process that has locked a folder, where the system (Linux) tells."""
+    with suppress(OSError, ValueError):
+        inode = str(os.fstat(descriptor).st_ino)
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            kind, process, place = (line.split()[i] for i in (1, 4, 5))
+            if kind == "FLOCK" and place.rpartition(":")[2] == inode and int(process) > 0:
+                return f" (process {process})"
+    return ""
 
 
 def _sync_folder(folder: Path) -> None:

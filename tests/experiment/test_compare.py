@@ -125,6 +125,16 @@ def test_a_budget_ends_a_run_with_the_round_that_reaches_it(tmp_path: Path) -> N
     assert (tmp_path / "a" / "summary.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("limit", ["budget", "exchanges"])
+def test_a_budget_that_a_round_uses_up_exactly_ends_the_run(limit: str) -> None:
+    config = base(method="fedavg", rounds=3, baselines=[])
+    moved = run_rounds(assemble(config), None).summary["communication"]
+    whole = moved["rounds"] if limit == "exchanges" else moved["bytes_up"] + moved["bytes_down"]
+    for more, rounds in ((0, 3), (1, 4)):
+        ended = run_rounds(assemble(config.with_run(rounds=9, **{limit: whole + more})), None).summary
+        assert (ended["outcome"], ended["rounds"]) == ("finished", rounds)
+
+
 def test_a_method_that_moves_nothing_runs_all_its_rounds(tmp_path: Path) -> None:
     summary = run(base(method="local-train", rounds=4, budget=1), tmp_path / "a", quiet)
     assert summary["rounds"] == 4
@@ -183,7 +193,7 @@ def test_whatever_ends_it_ends_the_runs_with_their_state_saved(tmp_path: Path, n
     summary = folder / "runs" / "fedavg-0" / "summary.json"
     if number == signal.SIGINT:
         assert process.returncode == 1
-        assert f"the same command with --out {folder} resumes it" in complaint
+        assert f"Resume it with: coterie resume {folder}" in complaint
     else:
         wait_for(summary.exists)
     told = json.loads(summary.read_text())

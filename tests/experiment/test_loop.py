@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -125,6 +126,14 @@ def test_a_diverged_run_names_the_knob_and_keeps_the_last_good_model(tmp_path: P
     assert all(bool(torch.isfinite(t).all()) for t in load_file(wild / "model.safetensors").values())
     again = run_rounds(assemble(config), wild, resume=True).summary
     assert (again["outcome"], again["rounds"], again["message"]) == ("diverged", good, summary["message"])
+
+
+@pytest.mark.parametrize(("wild", "absent", "diverged"), [(1, 0, True), (2, 2, True), (1, 2, False), (0, 2, False)])
+def test_half_of_the_clients_that_are_not_finite_are_a_divergence(wild: int, absent: int, diverged: bool) -> None:
+    reasons = ["not finite"] * wild + ["timeout"] * absent
+    events = [{"event": "lost", "phase": "a", "client": k, "reason": reason} for k, reason in enumerate(reasons)]
+    assert loop._not_finite(events, "a") is diverged
+    assert not loop._not_finite(events, "b")
 
 
 def test_rounds_without_answers_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -253,6 +262,48 @@ def test_sigterm_is_like_ctrl_c(tmp_path: Path, whole: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
     experiment.resume(folder, unwatched)
     assert_same_results(whole, folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("in_a_folder", [False, True])
+def test_rounds_that_are_interrupted_do_not_return(tmp_path: Path, number: signal.Signals, in_a_folder: bool) -> None:
+    folder = tmp_path if in_a_folder else None
+    with pytest.raises(loop.Interrupted) as stop:
+        run_rounds(assemble(configured()), folder, Interrupts(4, lambda: os.kill(os.getpid(), number)))
+    result = stop.value.result
+    assert (result.summary["outcome"], result.summary["rounds"]) == ("stopped", 3)
+    assert [line["round"] for line in result.history] == [0, 1, 2, 3]
+    assert str(stop.value) == (f"stopped by the user; resume with: coterie resume {folder}" if folder else "")
+
+
+def held_by(run: Any) -> int:
+    """How many values the loop's own containers hold."""
+
+    def count(value: Any) -> int:
+        if isinstance(value, dict):
+            return 1 + sum(map(count, value.values()))
+        return 1 + sum(map(count, value)) if isinstance(value, list | tuple | deque) else 1
+
+    own = {k: v for k, v in vars(run).items() if k not in ("parts", "records", "observer", "compiling")}
+    return count(own) + count(vars(run.compiling))
+
+
+@pytest.mark.parametrize("stop", [None, "patience(objective, 1000)"])
+def test_what_a_run_holds_does_not_grow_with_the_rounds_that_a_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str | None
+) -> None:
+    held, complete = {}, loop._Run.complete
+
+    def counted(run: Any, done: Any) -> None:
+        complete(run, done)
+        held[done.rounds] = held_by(run)
+
+    monkeypatch.setattr(loop._Run, "complete", counted)
+    result = run_rounds(assemble(configured(40, run={"stop": stop, "compile": False})), tmp_path)
+    each = 0 if stop is None else 3  # a line with the round and the measure of the rule
+    assert held[40] - held[20] == 20 * each
+    assert [line["round"] for line in result.history] == list(range(41))
+    assert len(result.history[0]) == len(result.history[20])
 
 
 def test_a_crash_keeps_what_was_done(tmp_path: Path, whole: Path) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from coterie import __version__, machine
 from coterie.errors import CoterieError, clean
+from coterie.experiment.watching import terminable
 
 app = typer.Typer(
     name="coterie",
@@ -136,7 +137,8 @@ def main() -> None:
     gc.disable()  # until a command begins: reading the command line makes many objects and no garbage to speak of
     atexit.register(gc.freeze)  # nor is it looked for in a process that ends
     try:
-        app(prog_name="coterie")
+        with terminable():
+            app(prog_name="coterie")
     except CoterieError as error:
         if isinstance(error, machine.NotPortable):
             machine.restart()

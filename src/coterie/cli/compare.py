@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
-from coterie.errors import RunError, UsageError
+from coterie.errors import UsageError
 
 
 @app.command(epilog="Example: coterie compare --methods meritfed,fedavg,local-train --seeds 0,1,2 --out runs/compared")
@@ -43,13 +43,12 @@ def compare(
 ) -> None:
     """Run methods × seeds on one problem, at equal rounds, bytes or exchanges: table, ranks, paired tests, report.
 
-    A setting of one method is --set METHOD.KEY=VALUE. The same command again resumes it.
+    A setting of one method is --set METHOD.KEY=VALUE. The same command again resumes it, and so does coterie resume.
     """
     from coterie import plugins
     from coterie.experiment import config as configuration
     from coterie.experiment.compare import WITH_BUDGET, plan
     from coterie.experiment.compare import compare as run_all
-    from coterie.report.compared import save, show
     from coterie.report.terminal import RunsBar, console_for
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -65,14 +64,18 @@ def compare(
         base = base.with_run(rounds=WITH_BUDGET * base.run.rounds)
     cases = plan(base, names, numbers(seeds), own, measure)
     folder = out or new_folder("compare", plugins.label(base.run.problem))
-    console = console_for(json)
-    with RunsBar(console) as bar:
-        try:
-            result = run_all(cases, folder, jobs=jobs, force=force, watch=bar, measure=measure)
-        except KeyboardInterrupt:
-            raise RunError(f"stopped; the same command with --out {folder} resumes it.") from None
+    with RunsBar(console_for(json)) as bar:
+        result = run_all(cases, folder, jobs=jobs, force=force, watch=bar, measure=measure)
+    report(result, folder, json)
+
+
+def report(result: dict[str, Any], folder: Path, json: bool) -> None:
+    """Write and print the comparison; the exit code tells whether all its runs finished."""
+    from coterie.report.compared import save, show
+    from coterie.report.terminal import console_for
+
     page = save(result, folder)
-    show(console, result, page)
+    show(console_for(json), result, page)
     if json:
         print_json({**result, "report": str(page)})
     if result["outcome"] != "finished":

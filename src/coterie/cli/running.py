@@ -68,12 +68,15 @@ def run(
 
 @app.command(epilog="Example: coterie resume runs/first")
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The result folder of the interrupted run.")],
+    folder: Annotated[Path, typer.Argument(help="The result folder of what was interrupted.")],
     superlink: Superlink = None,
     allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
-    """Resume an interrupted run; the result is the same as without the interruption."""
+    """Resume an interrupted run, tune or compare; the result is the same as without the interruption."""
+    if (folder / "tune.json").is_file() or (folder / "compare.json").is_file():
+        _resume_many(folder, json)
+        return
     with importing():
         from coterie.experiment.config import load
         from coterie.experiment.run import resume as resume_experiment
@@ -111,7 +114,10 @@ def tune(
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
-    """Try a grid of settings for a few rounds; the best on validation rows wins. Then: coterie run OUT/best.toml."""
+    """Try a grid of settings for a few rounds; the best on validation rows wins. Then: coterie run OUT/best.toml.
+
+    The same command again resumes it, and so does coterie resume.
+    """
     from coterie import plugins
     from coterie.experiment import config as configuration
     from coterie.experiment.tune import parse_grid
@@ -131,6 +137,24 @@ def tune(
     with RunsBar(console) as bar:
         options: dict[str, Any] = {"jobs": jobs, "force": force, "watch": bar, "measure": measure}
         result = run_grid(resolved, values, folder, rounds=rounds, **options)
+    show_grid(console, result, str(folder))
+    if json:
+        print_json(result)
+
+
+def _resume_many(folder: Path, json: bool) -> None:
+    """Resume a grid or a comparison."""
+    from coterie.cli.compare import report
+    from coterie.experiment import compare, tune
+    from coterie.report.terminal import RunsBar, console_for, show_grid
+
+    console = console_for(json)
+    tuned = (folder / tune.PLAN).is_file()
+    with RunsBar(console) as bar:
+        result = (tune if tuned else compare).resume(folder, watch=bar)
+    if not tuned:
+        report(result, folder, json)
+        return
     show_grid(console, result, str(folder))
     if json:
         print_json(result)

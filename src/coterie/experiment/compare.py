@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from coterie.errors import UsageError, unknown
 from coterie.experiment.build import check_needs, make_problem
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import Config, load, resolve
 from coterie.experiment.measuring import recorded_names
 from coterie.experiment.processes import Job, Watch, check_unchanged, run_all
-from coterie.experiment.records import prepare
+from coterie.experiment.records import at_work_on, read_plan
 from coterie.measures import Measure, of_summary
 from coterie.methods.registry import method_entry
 from coterie.numerics.paired import flip_test, holm, least_p, ranks, t_test
@@ -19,6 +19,7 @@ from coterie.storage import write_atomically, write_json
 
 WITH_BUDGET = 5  # times as many rounds at most, so that cheap methods can use the budget up
 LEVEL = 0.05
+PLAN = "compare.json"
 
 Settings = Mapping[str, Mapping[str, Any]]
 
@@ -101,18 +102,27 @@ def compare(
 
     measure is the one to compare by; by default the most important that all runs have.
     """
-    if not (folder / "compare.json").is_file() or force:
-        prepare(folder, force=force)
     runs = [Job(case.config, folder / "runs" / case.name) for case in cases]
-    check_unchanged(runs)
-    write_atomically(folder / "config.toml", cases[0].config.as_toml().encode())
-    result = {"methods": _unique(c.method for c in cases), "seeds": _unique(c.seed for c in cases)}
-    if not (folder / "compare.json").is_file():
-        write_json(folder / "compare.json", {**result, "outcome": "not finished"})
-    summaries = run_all(runs, at_once=jobs, watch=watch)
-    result = {**result, **summarise(list(zip(cases, summaries, strict=True)), measure)}
-    write_json(folder / "compare.json", result)
+    plan = {"methods": _unique(c.method for c in cases), "seeds": _unique(c.seed for c in cases), "jobs": jobs}
+    with at_work_on(folder, PLAN, force=force):
+        check_unchanged(runs)
+        for job in runs:
+            job.write()
+        write_json(folder / PLAN, {**plan, "outcome": "not finished", "measure": measure})
+        write_atomically(folder / "config.toml", cases[0].config.as_toml().encode())
+        summaries = run_all(runs, at_once=jobs, watch=watch)
+        result = {**plan, **summarise(list(zip(cases, summaries, strict=True)), measure)}
+        write_json(folder / PLAN, result)
     return result
+
+
+def resume(folder: Path, *, watch: Watch | None = None) -> dict[str, Any]:
+    """Run what is left of an interrupted comparison, as it was begun."""
+    methods, seeds, measure, jobs = read_plan(folder / PLAN, "methods", "seeds", "measure", "jobs")
+    cases = [
+        Case(method, seed, load(folder / "runs" / f"{method}-{seed}.toml")) for seed in seeds for method in methods
+    ]
+    return compare(cases, folder, measure=measure, jobs=jobs, watch=watch)
 
 
 def _unique(values: Any) -> list[Any]:

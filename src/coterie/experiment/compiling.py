@@ -11,6 +11,7 @@ N       from round N: what auto chose, so that the same bits come again and a re
 false   never
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, process_time
@@ -62,7 +63,7 @@ class Compiling:
         self._compiled: CompiledRounds | None = None
         self._workshop: Workshop | None = None
         self._fused: Any = None
-        self._seconds: list[float] = []
+        self._seconds: deque[float] = deque(maxlen=WATCHED)
         self.chosen: int | None = None
         """The round from which programs are used, where auto has chosen one."""
         self.reason = ""
@@ -121,7 +122,7 @@ class Compiling:
                     else:
                         raise Untraceable("programs are not faster here")
             elif len(self._seconds) >= WATCHED:
-                recent = sorted(self._seconds[-WATCHED:])[WATCHED // 2]
+                recent = sorted(self._seconds)[WATCHED // 2]
                 if recent * left() >= WORTH:
                     self._begin(fed, state, draw)
         except (Untraceable, OSError) as error:  # a full disk costs no run

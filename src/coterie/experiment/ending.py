@@ -16,7 +16,7 @@ from coterie.experiment.config import Config
 from coterie.experiment.guard import Best, comparison
 from coterie.experiment.measuring import all_finite, is_finite, rounded, sampled
 from coterie.experiment.privacy import budget
-from coterie.experiment.records import read_lines, save_model
+from coterie.experiment.records import RECORD, read_lines, save_model
 from coterie.federation.ledger import Ledger
 from coterie.federation.work import with_recall
 from coterie.measures import Measure
@@ -37,14 +37,14 @@ class Outcome(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a run leaves in memory: the state, what is seen of it, its history and its summary.
+    """What a run leaves in memory: the state, what is seen of it, its record and its summary.
 
-    Weights by round and events are kept only where there is no folder for them. The configuration has everything that
-    was chosen by measurement during the run.
+    Lines of the record, weights by round and events are kept only where there is no folder for them. The configuration
+    has everything that was chosen by measurement during the run.
     """
 
     view: View
-    history: list[dict[str, Any]]
+    record: list[dict[str, Any]] | Path
     ledger: Ledger
     summary: dict[str, Any]
     state: Any
@@ -52,6 +52,19 @@ class Result(NamedTuple):
     events: list[dict[str, Any]]
     config: Config
     best: Best | None = None
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of the record; those of a folder are read there."""
+        return self.record if isinstance(self.record, list) else read_lines(self.record)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during the rounds of a run; `result` is what was trained until then, and is saved."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.summary["message"])
+        self.result = result
 
 
 class Models(NamedTuple):
@@ -183,4 +196,4 @@ def stored(parts: Parts, folder: Path) -> Result:
     events = read_lines(folder / "events.jsonl")
     ledger = Ledger.from_dict(json.loads((folder / "ledger.json").read_text(encoding="utf-8")))
     view, best = complete_views(parts, seen(parts, state), done, [])
-    return Result(view, read_lines(folder / "metrics.jsonl"), ledger, summary, state, [], events, parts.config, best)
+    return Result(view, folder / RECORD, ledger, summary, state, [], events, parts.config, best)

@@ -17,6 +17,7 @@ from coterie.experiment.build import Parts, using_threads
 from coterie.experiment.compiling import Choice, Compiling, is_ours
 from coterie.experiment.completed import Completed
 from coterie.experiment.config import RunTable, code_changes, platform_of
+from coterie.experiment.ending import Interrupted as Interrupted
 from coterie.experiment.ending import Models, Outcome, Story, complete_views, seen, summarised, write_results
 from coterie.experiment.ending import Result as Result
 from coterie.experiment.ending import stored as stored
@@ -30,7 +31,7 @@ from coterie.experiment.measuring import (
     recorded_names,
     sampled,
 )
-from coterie.experiment.records import Records, read_lines, rounds_done
+from coterie.experiment.records import RECORD, Records, read_lines, rounds_done
 from coterie.experiment.watching import terminable
 from coterie.federation.ledger import Ledger
 from coterie.federation.stages.faults import SPOILS
@@ -61,6 +62,7 @@ class Observer(Protocol):
         """The run is over."""
 
 
+@terminable()
 def run_rounds(
     parts: Parts,
     folder: Path | None,
@@ -73,6 +75,8 @@ def run_rounds(
     notes: Sequence[str] = (),
 ) -> Result:
     """Run or resume the rounds of a configuration; with a folder, records and checkpoints are kept there.
+
+    Ctrl-C and SIGTERM are raised as `Interrupted` once the last completed round is saved.
 
     Args:
         parts: the live objects of the run.
@@ -100,7 +104,7 @@ def run_rounds(
     with nullcontext() if folder is None else Records(folder, done.lengths) as records:
         run = _Run(parts, folder, records, observer, done, stop)
         try:
-            with terminable(), using_threads(parts.config.run.threads):
+            with using_threads(parts.config.run.threads):
                 file = folder / "config.toml" if folder is not None and resume else None
                 other_code = code_changes(parts.config, file) if file else []
                 notes += run.concerned([*machine.concerns(platform_of(file) if file else {}), *other_code])
@@ -116,7 +120,10 @@ def run_rounds(
         finally:
             run.compiling.close()
             run.save()
-    return run.finish(outcome, notes)
+    result = run.finish(outcome, notes)
+    if outcome.name == "stopped":
+        raise Interrupted(result)
+    return result
 
 
 @dataclass
@@ -136,8 +143,11 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.draw = Draw.of(self.parts.config.run.seed, device=self.parts.fed.sizes.device)
-        begun = self.folder and self.done.lengths.get("metrics.jsonl")
-        self.history = read_lines(self.folder / "metrics.jsonl") if self.folder and begun else []
+        self.names: dict[str, None] = {}  # of the numbers in the record
+        self.history: list[dict[str, Any]] = []
+        if self.folder is not None and self.done.lengths.get(RECORD):
+            for line in read_lines(self.folder / RECORD):
+                self.remember(line)
         self.clock = perf_counter() - self.done.seconds
         self.saved = self.done.rounds or -1
         self.written = perf_counter()
@@ -319,8 +329,7 @@ class _Run:
 
     def measures(self) -> tuple[Measure, ...]:
         """The declared measures of the record, the most important first."""
-        names = {k: None for line in self.history for k, v in line.items() if v is None or is_number(v)}
-        return declared(self.parts.problem.declares, names)
+        return declared(self.parts.problem.declares, self.names)
 
     def note(self, events: list[dict[str, Any]]) -> None:
         if self.records is None:
@@ -354,7 +363,7 @@ class _Run:
     def record(self, done: Completed, view: View, measures: Mapping[str, float]) -> Completed:
         """Write a line of the record; the round with its best model."""
         line = self.line(done, view, measures)
-        self.history.append(line)
+        self.remember(line)
         if self.records:
             self.records.metrics(line)
             if view.weights is not None:
@@ -364,6 +373,17 @@ class _Run:
         if self.observer:
             self.observer.recorded(line, view)
         return done._replace(best=better(line, view, done.best))
+
+    def remember(self, line: dict[str, Any]) -> None:
+        """Keep a line of the record; of one that a folder holds, the first, the last two, and what the rule sees."""
+        self.names |= {k: None for k, v in line.items() if v is None or is_number(v)}
+        self.history.append(line)
+        if self.folder is None or len(self.history) <= 3 or (self.rule is not None and self.rule.function):
+            return
+        if self.rule is None:
+            del self.history[1]
+        else:
+            self.history[-3] = {k: v for k, v in self.history[-3].items() if k in ("round", self.rule.measure)}
 
     def line(self, done: Completed, view: View, measures: Mapping[str, float] | None = None) -> dict[str, Any]:
         """What is recorded of a round. JSON has no infinity and no NaN: they become null."""
@@ -407,8 +427,9 @@ class _Run:
             write_results(self.folder, parts.problem, models, summary)
         if self.observer:
             self.observer.ended(summary)
+        record = self.history if self.folder is None else self.folder / RECORD
         memory = (self.weights, self.events, parts.config)
-        return Result(view, self.history, models.ledger, summary, done.state, *memory, best)
+        return Result(view, record, models.ledger, summary, done.state, *memory, best)
 
 
 def check_stop(parts: Parts, stop: Rule | None = None) -> None:

@@ -36,6 +36,16 @@ class Job(NamedTuple):
     config: Config
     folder: Path
 
+    @property
+    def source(self) -> Path:
+        """The configuration that a worker reads, beside the folder."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
+    def write(self) -> None:
+        """Leave the configuration for a worker, or for whoever resumes."""
+        make_folder(self.folder.parent)
+        write_atomically(self.source, self.config.with_run(baselines=[]).as_toml().encode())
+
 
 def check_unchanged(jobs: Sequence[Job]) -> None:
     """Refuse jobs whose folders have runs with other settings: their results would be taken for those of the jobs.
@@ -138,10 +148,8 @@ class _Workers:
         folder, begun = job.folder, job.folder / "config.toml"
         if begun.is_file() and (known := finished(folder, load(begun).run, or_diverged=True)) is not None:
             return known
-        make_folder(folder)
-        source = folder.with_name(f"{folder.name}.toml")
-        write_atomically(source, job.config.with_run(baselines=[]).as_toml().encode())
-        return self._worker().make(source, folder)
+        job.write()
+        return self._worker().make(job.source, folder)
 
     def _worker(self) -> _Worker:
         worker: _Worker | None = getattr(self._own, "worker", None)
@@ -185,7 +193,7 @@ def run_all(jobs: Sequence[Job], *, at_once: int | None = None, watch: Watch | N
             waiting = {pool.submit(helpers.run, job): i for i, job in enumerate(jobs)}
             while waiting:
                 done, _ = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
-                for future in done:
+                for future in sorted(done, key=lambda future: waiting[future]):
                     i = waiting.pop(future)
                     summaries[i] = future.result()
                     watch.over(jobs[i], summaries[i])

@@ -10,10 +10,12 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from coterie.errors import RunError, UsageError
+from coterie.errors import RunError, UsageError, gist
+from coterie.experiment.watching import terminable
 from coterie.storage import sole_user, tensor_bytes, unfinished, write_atomically
 
-GROWING = ("metrics.jsonl", "weights.csv", "events.jsonl")
+RECORD = "metrics.jsonl"
+GROWING = (RECORD, "weights.csv", "events.jsonl")
 TAIL = 1 << 16  # bytes
 
 
@@ -38,29 +40,84 @@ def check(folder: Path, *, force: bool) -> None:
 def prepare(folder: Path, *, force: bool) -> None:
     """Make an empty result folder; one with content is refused, or emptied with force if it is a result folder."""
     check(folder, force=force)
+    with at_work_in(folder):
+        empty(folder, force=force)
+
+
+def empty(folder: Path, *, force: bool) -> None:
+    """As `prepare`, for one who is at work in the folder."""
+    check(folder, force=force)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with sole_user(folder):
-            # config.toml says that this is a result folder, so it goes last
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.toml"):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+        # config.toml says that this is a result folder, so it goes last
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.toml"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied")
     except OSError as error:
         raise _unwritable(folder, error) from None
 
 
+@contextmanager
+def at_work_in(folder: Path, again: str = "", patience: float = 0.0) -> Iterator[None]:
+    """Alone in a folder, which is made if it is not there. The error of Ctrl-C or SIGTERM says how to resume.
+
+    Args:
+        folder: a result folder, or the folder of many runs.
+        again: how the user resumes; by default with `coterie resume`.
+        patience: how many seconds to wait for another who is at work there to end.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        with terminable(), sole_user(folder, patience):
+            yield
+    except KeyboardInterrupt:
+        resume = again or f"coterie resume {folder}"
+        raise RunError(f"stopped; what was saved is intact. Resume it with: {resume}") from None
+
+
+@contextmanager
+def at_work_on(folder: Path, plan: str, *, force: bool) -> Iterator[None]:
+    """At work in the folder of many runs: a new one, or one that holds their plan and is resumed.
+
+    Args:
+        folder: where the runs are.
+        plan: the name of the file that says what was begun.
+        force: whether to empty the folder first.
+    """
+    begun = (folder / plan).is_file() and not force
+    if not begun:
+        check(folder, force=force)
+    with at_work_in(folder):
+        if not begun:
+            empty(folder, force=force)
+        yield
+
+
 def _unwritable(folder: Path, error: OSError) -> UsageError:
     return UsageError(f"{folder} cannot be written: {error.strerror or error}. Choose another --out.")
+
+
+def read_plan(path: Path, *keys: str) -> list[Any]:
+    """What a command that makes many runs has left for its resumption, by keys."""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        return [plan[key] for key in keys]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} does not say what to resume ({gist(error)}); use the same command with --out {path.parent}."
+        ) from None
 
 
 def rounds_done(folder: Path) -> int:
     """How far a run has come, by what it has recorded."""
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with (folder / RECORD).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL))
             lines = file.read().split(b"\n")
@@ -106,7 +163,7 @@ class Records:
 
     def metrics(self, line: dict[str, Any]) -> None:
         """One recorded round."""
-        self._write("metrics.jsonl", json.dumps(line))
+        self._write(RECORD, json.dumps(line))
 
     def event(self, line: dict[str, Any]) -> None:
         """One client failure, rejected update, skipped round or resume."""

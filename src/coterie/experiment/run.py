@@ -1,22 +1,21 @@
 """A run and its baselines, in one result folder that can be resumed."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.errors import RunError, UsageError, cleaned
+from coterie.errors import UsageError, cleaned
 from coterie.experiment.build import Network, Parts, assemble, make_problem
 from coterie.experiment.config import OWN_DATA, Config, RunTable, load
 from coterie.experiment.config import recorded_tables as recorded_tables
 from coterie.experiment.loggers import with_logs
-from coterie.experiment.loop import Observer, check_stop, is_spent, run_rounds
-from coterie.experiment.records import check, prepare
+from coterie.experiment.loop import Interrupted, Observer, check_stop, is_spent, run_rounds
+from coterie.experiment.records import at_work_in, check, empty
 from coterie.plugins import label
 from coterie.problems.base import Problem
-from coterie.storage import make_folder, sole_user, sweep, write_atomically, write_json
+from coterie.storage import make_folder, sweep, write_atomically, write_json
 
 Build = Callable[[Config], Parts]
 """What makes the live objects of a configuration; runs of one experiment share its problem."""
@@ -30,33 +29,48 @@ class Watch(Protocol):
 
 
 def run(
-    config: Config, folder: Path, watch: Watch, *, force: bool = False, network: Network | None = None
+    config: Config,
+    folder: Path,
+    watch: Watch,
+    *,
+    force: bool = False,
+    network: Network | None = None,
+    patience: float = 0.0,
 ) -> dict[str, Any]:
     """Run the method, then its baselines in sub-folders; the summary compares them.
 
-    network makes the transport of an engine other than the local one.
+    network makes the transport of an engine other than the local one. patience is for how many seconds to wait for
+    another process to leave the folder.
     """
     check(folder, force=force)
     parts = assemble(config, network)  # whatever is wrong with the settings shows before anything is overwritten
     check_stop(parts)
     observer = with_logs(config.run.log, folder, watch(label(config.run.method), False))
-    prepare(folder, force=force)
-    with _at_work_in(folder):
+    with at_work_in(folder, patience=patience):
+        empty(folder, force=force)
         write_atomically(folder / "config.toml", parts.config.as_record().encode())
-        result = run_rounds(parts, folder, observer)
-        return _with_baselines(parts.config, result.summary, folder, watch, _on(lambda: parts.problem, network))
+        summary = _summary_of(parts, folder, observer)
+        return _with_baselines(parts.config, summary, folder, watch, _on(lambda: parts.problem, network))
 
 
-def resume(folder: Path, watch: Watch, *, network: Network | None = None) -> dict[str, Any]:
-    """Resume a run where it was interrupted; one that is finished is read, not run again."""
+def resume(folder: Path, watch: Watch, *, network: Network | None = None, patience: float = 0.0) -> dict[str, Any]:
+    """Resume a run where it was interrupted; one that is finished is read, not run again.
+
+    patience is for how many seconds to wait for another process to leave the folder.
+    """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}.")
     if not (folder / "config.toml").is_file():
+        if any(True for pattern in ("*/", "*/*/", "*/*/*/") for _ in folder.glob(f"{pattern}config.toml")):
+            raise UsageError(
+                f"{folder} holds the folders of several runs. Name one of them, or repeat the command that made them, "
+                f"such as `coterie reproduce` or `coterie leaderboard`, with --out {folder}."
+            )
         raise UsageError(
             f"{folder} is no result folder: it has no config.toml. Start one with `coterie run --out DIR`."
         )
     refuse_own(folder)
-    with _at_work_in(folder):
+    with at_work_in(folder, patience=patience):
         config = load(folder / "config.toml")
         build = _on(cache(partial(make_problem, config)), network)
         summary = _run_or_read(config, folder, watch(label(config.run.method), False), folder, build)
@@ -111,17 +125,15 @@ def _run_or_read(config: Config, folder: Path, observer: Observer | None, home: 
     if not begun:
         write_atomically(folder / "config.toml", parts.config.as_record().encode())
     observer = with_logs(config.run.log, folder, observer)
-    return run_rounds(parts, folder, observer, resume=begun, home=home).summary
+    return _summary_of(parts, folder, observer, resume=begun, home=home)
 
 
-@contextmanager
-def _at_work_in(folder: Path) -> Iterator[None]:
-    """Alone in a folder; the error of an interruption names the command that resumes."""
+def _summary_of(parts: Parts, folder: Path, observer: Observer | None, **more: Any) -> dict[str, Any]:
+    """The summary of the rounds, also of rounds that were stopped: its outcome says so."""
     try:
-        with sole_user(folder):
-            yield
-    except KeyboardInterrupt:
-        raise RunError(f"stopped; what was saved is intact. Resume it with: coterie resume {folder}") from None
+        return run_rounds(parts, folder, observer, **more).summary
+    except Interrupted as stop:
+        return stop.result.summary
 
 
 def finished(folder: Path, run: RunTable, *, or_diverged: bool = False) -> dict[str, Any] | None:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.errors import RunError, UsageError, unknown
-from coterie.experiment.config import Config, resolve
+from coterie.experiment.config import Config, load, resolve
 from coterie.experiment.processes import Job, Watch, check_unchanged, run_all
-from coterie.experiment.records import prepare
+from coterie.experiment.records import at_work_on, read_plan
 from coterie.measures import STANDARD, Measure, of_summary
 from coterie.plugins import label
 from coterie.storage import write_atomically, write_json
 
 OUTSIDE = re.compile(r",(?![^(]*\))")  # commas that are not between parentheses: cosine(0.1, 100) is one value
+
+PLAN = "tune.json"
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -56,33 +58,42 @@ def tune(
 ) -> dict[str, Any]:
     """Run the grid, write tune.json and best.toml, and return the former.
 
-    measure is the one to choose by; by default the most important that needs no test rows.
+    measure is the one to choose by; by default the most important that needs no test rows. A grid that was interrupted
+    in the folder is resumed.
     """
     chosen = combinations(grid)
     configs = [_with(config, settings, rounds) for settings in chosen]
-    if not (folder / "tune.json").is_file() or force:
-        prepare(folder, force=force)
     runs = [Job(trial, folder / "trials" / f"{i:03d}") for i, trial in enumerate(configs)]
-    check_unchanged(runs)
-    write_atomically(folder / "config.toml", config.as_toml().encode())
-    summaries = run_all(runs, at_once=jobs, watch=watch)
-    trials = [Trial(i, chosen[i], s["final"], s["outcome"], s["message"]) for i, s in enumerate(summaries)]
-    known = {m.name: m for summary in summaries if summary["outcome"] == "finished" for m in of_summary(summary)}
-    best, name = _best(trials, known.values(), measure)
-    winner = _with(config, best.settings, config.run.rounds)
-    write_atomically(folder / "best.toml", winner.as_toml().encode())
-    result = {
-        "method": label(config.run.method),
-        "problem": label(config.run.problem),
-        "seed": config.run.seed,
-        "rounds": rounds,
-        "measure": name,
-        "declared": known[name].as_dict(),
-        "best": {"settings": best.settings, name: best.final[name]},
-        "trials": [trial._asdict() for trial in trials],
-    }
-    write_json(folder / "tune.json", result)
+    plan = {"outcome": "not finished", "grid": grid, "rounds": rounds, "measure": measure, "jobs": jobs}
+    with at_work_on(folder, PLAN, force=force):
+        check_unchanged(runs)
+        write_json(folder / PLAN, plan)
+        write_atomically(folder / "config.toml", config.as_toml().encode())
+        summaries = run_all(runs, at_once=jobs, watch=watch)
+        trials = [Trial(i, chosen[i], s["final"], s["outcome"], s["message"]) for i, s in enumerate(summaries)]
+        known = {m.name: m for summary in summaries if summary["outcome"] == "finished" for m in of_summary(summary)}
+        best, name = _best(trials, known.values(), measure)
+        winner = _with(config, best.settings, config.run.rounds)
+        write_atomically(folder / "best.toml", winner.as_toml().encode())
+        result = {
+            **plan,
+            "outcome": "finished",
+            "method": label(config.run.method),
+            "problem": label(config.run.problem),
+            "seed": config.run.seed,
+            "measure": name,
+            "declared": known[name].as_dict(),
+            "best": {"settings": best.settings, name: best.final[name]},
+            "trials": [trial._asdict() for trial in trials],
+        }
+        write_json(folder / PLAN, result)
     return result
+
+
+def resume(folder: Path, *, watch: Watch | None = None) -> dict[str, Any]:
+    """Run what is left of an interrupted grid, as it was begun."""
+    grid, rounds, measure, jobs = read_plan(folder / PLAN, "grid", "rounds", "measure", "jobs")
+    return tune(load(folder / "config.toml"), grid, folder, rounds=rounds, measure=measure, jobs=jobs, watch=watch)
 
 
 def _with(config: Config, settings: Mapping[str, Any], rounds: int) -> Config:

@@ -10,17 +10,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, RunError
 from coterie.experiment.config import load
 from coterie.experiment.run import resume, run
-from coterie.experiment.watching import end_with_parent
+from coterie.experiment.watching import GRACE, end_with_parent
 
 
 def made(config: Path, folder: Path) -> dict[str, Any]:
-    """Start a run or resume it, and return its summary."""
+    """Start a run or resume it, and return its summary. A worker whose parent was killed may still be saving it."""
+
+    def unwatched(name: str, is_baseline: bool) -> None:
+        """Nobody watches."""
+
     if (folder / "config.toml").is_file():
-        return resume(folder, lambda name, is_baseline: None)
-    return run(load(config), folder, lambda name, is_baseline: None)
+        summary = resume(folder, unwatched, patience=GRACE)
+    else:
+        summary = run(load(config), folder, unwatched, patience=GRACE)
+    if summary["outcome"] == "stopped":
+        raise RunError("its process was stopped; the same command resumes it.")
+    return summary
 
 
 def main() -> None:

@@ -11,12 +11,14 @@ kind. Average ranks are compared by Nemenyi's critical difference (Demšar 2006)
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from coterie.errors import UsageError, unknown
 from coterie.experiment.processes import Watch
+from coterie.experiment.records import at_work_in
 from coterie.numerics.ranking import alike, average_ranks, critical_difference, friedman_p
 from coterie.problems.data.sets import locate
 from coterie.report.ranking import rank_diagram
@@ -276,21 +278,23 @@ def leaderboard(
         watch: hears how the runs come along.
     """
     check_methods(methods)
-    make_folder(out)
+    again = f"the same command with --out {out}"
     results = []
-    for contest in chosen:
-        study = next(study for study in STUDIES if study.name == f"{PREFIX}{contest.name}")
-        table = study.at(scale)
-        rows = [row.name for row in table.rows if not methods or row.name in methods]
-        if rows:
-            part = table.only(rows, [], seeds)
-            folder = out / contest.name
-            results.append(reproduce(study, part, scale, folder, at_once=at_once, dry=dry, watch=watch))
-    result = summary(scale, results)
-    write_json(out / f"leaderboard-{scale}.json", result)
-    write_atomically(out / f"leaderboard-{scale}.md", page(scale, results).encode())
-    for chart in diagrams(result):
-        write_atomically(out / f"{chart.name}.svg", chart.file(paper=True).encode())
+    make_folder(out)
+    with nullcontext() if dry else at_work_in(out, again):
+        for contest in chosen:
+            study = next(study for study in STUDIES if study.name == f"{PREFIX}{contest.name}")
+            table = study.at(scale)
+            rows = [row.name for row in table.rows if not methods or row.name in methods]
+            if rows:
+                part = table.only(rows, [], seeds)
+                options: dict[str, Any] = {"at_once": at_once, "dry": dry, "watch": watch, "again": again}
+                results.append(reproduce(study, part, scale, out / contest.name, **options))
+        result = summary(scale, results)
+        write_json(out / f"leaderboard-{scale}.json", result)
+        write_atomically(out / f"leaderboard-{scale}.md", page(scale, results).encode())
+        for chart in diagrams(result):
+            write_atomically(out / f"{chart.name}.svg", chart.file(paper=True).encode())
     return result
 
 

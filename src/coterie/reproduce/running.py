@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from coterie import machine
 from coterie.errors import RunError, UsageError
 from coterie.experiment.config import load
 from coterie.experiment.processes import Job, Watch, check_unchanged, run_all
+from coterie.experiment.records import at_work_in
 from coterie.problems.data.sets import KNOWN, locate
 from coterie.problems.models.text import check_installed
 from coterie.reproduce.adding import added, cell_of, check_fits, with_chosen
@@ -103,6 +105,7 @@ def reproduce(
     dry: bool = False,
     stored: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    again: str = "",
 ) -> dict[str, Any]:
     """Run what has not been run, read the cells, write NAME-SCALE.json, .md and curves; dry reads what is there.
 
@@ -115,6 +118,7 @@ def reproduce(
         dry: run nothing.
         stored: an earlier result of the same study and scale, to which this one is added.
         watch: hears how the runs come along.
+        again: how the user resumes; by default with the same command.
     """
     if stored is not None:
         check_fits(study, scale, stored)
@@ -123,18 +127,19 @@ def reproduce(
     if not dry:
         check_data(table)
     make_folder(out)
-    _run(trial_jobs(table, out), at_once, watch, dry=dry)
-    table = chosen(table, out, partly=dry)
-    _run(jobs(table, out), at_once, watch, dry=dry)
-    result = study.after(collected(study, table, scale, out))
-    if stored is not None:
-        whole = study.at(scale)
-        names = [row.name for row in whole.rows] + [column.name for column in whole.columns]
-        result = added(stored, result, names)
-    write_json(out / f"{study.name}-{scale}.json", result)
-    write_atomically(out / f"{study.name}-{scale}.md", markdown(result).encode())
-    for chart in drawn(result):
-        write_atomically(out / f"{study.name}-{scale}-{chart.name}.svg", chart.file(paper=True).encode())
+    with nullcontext() if dry else at_work_in(out, again or f"the same command with --out {out}"):
+        _run(trial_jobs(table, out), at_once, watch, dry=dry)
+        table = chosen(table, out, partly=dry)
+        _run(jobs(table, out), at_once, watch, dry=dry)
+        result = study.after(collected(study, table, scale, out))
+        if stored is not None:
+            whole = study.at(scale)
+            names = [row.name for row in whole.rows] + [column.name for column in whole.columns]
+            result = added(stored, result, names)
+        write_json(out / f"{study.name}-{scale}.json", result)
+        write_atomically(out / f"{study.name}-{scale}.md", markdown(result).encode())
+        for chart in drawn(result):
+            write_atomically(out / f"{study.name}-{scale}-{chart.name}.svg", chart.file(paper=True).encode())
     return result
 
 
@@ -212,12 +217,12 @@ def check_stored(
         at_once: runs at a time; by default one per core.
         watch: hears how the runs come along.
     """
-    make_folder(out)
     table = stored_table(study, result)
     chosen = sample(study, result, count)
     runs = [cell.runs[seed] for cell, seed, _ in chosen]
     found = {table.folder(settings): Job(load(sets=settings), out / table.folder(settings)) for settings in runs}
-    _run(list(found.values()), at_once, watch)
+    with at_work_in(out, "the same command with its --out"):
+        _run(list(found.values()), at_once, watch)
     checked = []
     for (cell, seed, stored), settings in zip(chosen, runs, strict=True):
         again = value_of(finished_run(out / table.folder(settings)), cell.column)
