@@ -14,9 +14,14 @@ from typing import Any, NamedTuple
 from coterie import machine  # isort: skip  (fixes MKL's branch, so before torch is used)
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells start background jobs so; our children must hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# the same examples in every run, and no clock: a busy machine makes no test fail
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 torch.set_num_threads(1)  # sums depend on it in the last bit, and small work only waits for threads
 

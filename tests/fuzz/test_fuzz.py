@@ -24,9 +24,14 @@ from coterie.problems.data.covtype import read_table
 from coterie.problems.data.files import content
 
 shared_folder = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 targets = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+def test_examples_are_the_same_in_every_run_and_have_no_deadline() -> None:
+    assert (settings.default.derandomize, settings.default.deadline) == (True, None)
+    assert HealthCheck.too_slow in settings.default.suppress_health_check
 
 
 @targets
@@ -137,7 +142,7 @@ def test_sizes_that_overflow_ask_for_no_memory(tmp_path: Path, shape: tuple[int,
 
 reals = st.floats(-1e150, 1e150, allow_nan=False)
 vectors = st.lists(reals, min_size=1, max_size=8)
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=80)
 
 
 @quick

@@ -170,8 +170,8 @@ def test_an_order_that_takes_too_long_is_stopped_and_the_node_goes_on() -> None:
     here = node(NodePolicy(seconds=0.2))
     reply = asked(here, f"{__name__}:never_ends")
     assert (reply.kind, "seconds = 0.2" in reply.reason) == ("refused", True)
-    # on a busy machine a short order may take long, too
-    assert any(isinstance(asked(here, GRADIENT, number=number, batch=8), Done) for number in range(2, 40))
+    here.policy = NodePolicy(seconds=600.0)  # on a busy machine a short order may take long, too
+    assert isinstance(asked(here, GRADIENT, number=2, batch=8), Done)
 
 
 def test_time_is_not_promised_where_it_cannot_be_kept() -> None:
