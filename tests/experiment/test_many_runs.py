@@ -16,7 +16,9 @@ from folders import assert_same_results
 from coterie import storage
 from coterie.errors import RunError, UsageError
 from coterie.experiment import processes, worker
+from coterie.experiment import run as experiment
 from coterie.experiment.records import rounds_done
+from coterie.reproduce import running
 from coterie.reproduce.leaderboard import contests, leaderboard
 from coterie.storage import sole_user
 
@@ -158,6 +160,32 @@ def test_a_leaderboard_at_work_is_locked(tmp_path: Path) -> None:
         leaderboard("small", chosen, tmp_path, methods=["fedavg"])
     with sole_user(tmp_path):  # to read what is there disturbs nobody
         leaderboard("small", chosen, tmp_path, methods=["fedavg"], dry=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_leaderboard_that_is_stopped_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """With the folder of the whole, not with that of one of its problems."""
+
+    def signalled(*args: Any, **more: Any) -> None:
+        assert signal.getsignal(number) is not signal.SIG_DFL, "it would kill this process"
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(running, "run_all", signalled)
+    chosen, _ = contests("small", ["friends"])
+    with pytest.raises(RunError, match=rf"stopped; .* Resume it with: the same command with --out {tmp_path}$"):
+        leaderboard("small", chosen, tmp_path, methods=["fedavg"])
+
+
+def test_sigterm_ends_a_command_that_has_no_folder_yet(coterie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def signalled(*args: Any, **more: Any) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would kill this process"
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(experiment, "assemble", signalled)
+    done = coterie("run", "--problem", "quadratic", "--out", "nowhere")
+    assert (done.code, done.err) == (1, "error: stopped by the user.\n")
 
 
 def test_a_lock_names_its_process_and_goes_with_it(tmp_path: Path) -> None:
