@@ -1,6 +1,7 @@
 """What coterie bears: faults by method, inputs fuzzed, runs killed and resumed, and a long run under faults.
 
     python -m benchmarks.robustness table            every method under every kind of fault
+    python -m benchmarks.robustness huge             every method with one or three clients that reply with huge numbers
     python -m benchmarks.robustness fuzz --cases 500 mutated files and settings, that many a target
     python -m benchmarks.robustness kill --count 30  SIGKILL, SIGTERM and SIGINT at random moments, then compared
     python -m benchmarks.robustness soak             1,000 rounds under 10 % faults beside a run without
@@ -70,6 +71,27 @@ def table(only: list[str] | None) -> dict[str, Any]:
     lines += ["", f"{sum(counts.values())} runs of {ROUNDS} rounds, {sum(events.values())} events: {dict(counts)}."]
     print("\n".join(lines), flush=True)
     return {"cells": cells, "outcomes": counts, "events": events}
+
+
+def huge() -> dict[str, Any]:
+    """Outcomes of short runs of every method in which one or three of five clients reply with huge numbers."""
+    from huge import EVERY, OUTCOMES, run
+
+    cells: dict[tuple[str, str], Counter[str]] = {}
+    for case, size, hostile, dtype in EVERY:
+        row = cells.setdefault((size, hostile), Counter())
+        try:
+            row[run(case, size, hostile, dtype).summary["outcome"]] += 1
+        except Exception as error:
+            row["tracebacks"] += 1
+            print(f"{case.method}, {size}, {hostile}, {dtype}: {type(error).__name__}: {error}", file=sys.stderr)
+    kinds = (*OUTCOMES, "tracebacks")
+    lines = ["| replies | hostile of 5 | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 2) + "|"]
+    lines += [f"| {' | '.join(key)} | " + " | ".join(str(row[k]) for k in kinds) + " |" for key, row in cells.items()]
+    total = sum(cells.values(), Counter[str]())
+    lines += ["", f"{len(EVERY)} runs: {dict(total)}."]
+    print("\n".join(lines), flush=True)
+    return {"cells": {", ".join(key): row for key, row in cells.items()}, "outcomes": total}
 
 
 def fuzz(cases: int, seed: int) -> dict[str, Any]:
@@ -181,7 +203,7 @@ def _peak() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "fuzz", "kill", "soak", "all"])
+    parser.add_argument("what", choices=["table", "huge", "fuzz", "kill", "soak", "all"])
     parser.add_argument("--methods", type=lambda text: text.split(","), help="table: these only, with commas")
     parser.add_argument("--cases", type=int, default=200, help="fuzz: inputs a target")
     parser.add_argument("--count", type=int, default=15, help="kill: how many signals")
@@ -193,6 +215,7 @@ def main() -> None:
     torch.set_num_threads(1)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "table": lambda: table(given.methods),
+        "huge": huge,
         "fuzz": lambda: fuzz(given.cases, given.seed),
         "kill": lambda: kill(given.count, given.seed),
         "soak": lambda: soak(given.rounds, given.share),

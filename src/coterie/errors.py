@@ -7,6 +7,7 @@ from unicodedata import category
 
 LONGEST = 300  # characters of somebody else's text that are shown or recorded
 LONGEST_NAME = 60  # characters of a client's name that are shown
+NO_NUMBER = ("cannot convert float NaN", "math domain error")  # how such errors of Python's begin
 
 
 class CoterieError(Exception):
@@ -23,6 +24,10 @@ class UsageError(CoterieError):
 
 class RunError(CoterieError):
     """The input was fine, but the run could not go on."""
+
+
+class Uncomputable(RunError):
+    """A method or a problem met numbers that it cannot compute with."""
 
 
 class NoClients(RunError):
@@ -52,6 +57,20 @@ def gist(error: BaseException) -> str:
     """The kind of an error and the first line of its text, for an error that explains it."""
     lines = str(error).splitlines()
     return clean(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__)
+
+
+def is_arithmetic(error: BaseException) -> bool:
+    """Whether an error says that some numbers cannot be computed with: a division by 0, a matrix without an inverse.
+
+    Args:
+        error: of Python, numpy or torch.
+
+    Example:
+        >>> is_arithmetic(OverflowError("too large")), is_arithmetic(ValueError("no method"))
+        (True, False)
+    """
+    algebra = any(kind.__name__.endswith("LinAlgError") for kind in type(error).__mro__)  # of numpy or of torch
+    return isinstance(error, ArithmeticError) or algebra or str(error).startswith(NO_NUMBER)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from folders import FILES, assert_same_results, happened, lines
@@ -22,6 +23,8 @@ from coterie.experiment.build import Parts, assemble
 from coterie.experiment.config import Config, load, resolve
 from coterie.experiment.loop import run_rounds
 from coterie.experiment.records import Records
+from coterie.federation import Federation
+from coterie.numerics import Draw
 from coterie.problems.base import View
 from coterie.problems.weighting import Weighting
 
@@ -113,12 +116,12 @@ def test_a_diverged_run_names_the_knob_and_keeps_the_last_good_model(tmp_path: P
     wild, tame = tmp_path / "wild", tmp_path / "tame"
     wild.mkdir()
     tame.mkdir()
-    config = configured(200, method, method={knob: 1e6})
+    config = configured(200, method, method={knob: 1e3})
     summary = run_rounds(assemble(config), wild).summary
     assert summary["outcome"] == "diverged"
     good = summary["rounds"]
     assert 0 < good < 50
-    assert f"round {good + 1}; the model of round {good} is kept. Lower method.{knob} (now 1e+06)" in summary["message"]
+    assert f"round {good + 1}; the model of round {good} is kept. Lower method.{knob} (now 1000)" in summary["message"]
     run_rounds(assemble(config.with_run(rounds=good)), tame)
     assert (wild / "model.safetensors").read_bytes() == (tame / "model.safetensors").read_bytes()
     assert (wild / "metrics.jsonl").read_bytes().count(b"\n") == good + 1
@@ -134,6 +137,70 @@ def test_half_of_the_clients_that_are_not_finite_are_a_divergence(wild: int, abs
     events = [{"event": "lost", "phase": "a", "client": k, "reason": reason} for k, reason in enumerate(reasons)]
     assert loop._not_finite(events, "a") is diverged
     assert not loop._not_finite(events, "b")
+
+
+def _no_solution() -> object:
+    return torch.linalg.solve(torch.zeros(2, 2), torch.ones(2))
+
+
+UNCOMPUTABLE: dict[str, Callable[[], object]] = {
+    "division": lambda: 1.0 / 0,
+    "overflow": lambda: int(torch.tensor(torch.inf)),
+    "no number": lambda: round(torch.tensor(torch.nan).item()),
+    "torch": _no_solution,
+    "numpy": lambda: np.linalg.inv(np.zeros((2, 2))),
+}
+
+
+def in_round(parts: Parts, at: int, act: Callable[[], object]) -> Parts:
+    """The same parts, whose method does something at the end of a round."""
+    method = parts.method
+
+    def round(fed: Federation, state: Any, draw: Draw) -> Any:
+        after = method.round(fed, state, draw)
+        if fed.round == at:
+            act()
+        return after
+
+    return parts._replace(method=replace(method, round=round))
+
+
+@pytest.mark.parametrize("what", UNCOMPUTABLE)
+def test_numbers_that_a_method_cannot_compute_with_end_the_run_as_failed(tmp_path: Path, what: str) -> None:
+    config = configured(by="fedavg", run={"compile": False})
+    result = run_rounds(in_round(assemble(config), 4, UNCOMPUTABLE[what]), tmp_path)
+    assert (result.summary["outcome"], result.summary["rounds"]) == ("failed", 3)
+    said = result.summary["message"]
+    assert said.startswith("in round 4: after shared/local-steps, fedavg met numbers that it cannot compute with (")
+    assert "federation.norm" in said
+    assert [line["round"] for line in lines(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
+    again = run_rounds(assemble(config), tmp_path, resume=True)
+    assert (again.summary["outcome"], again.summary["rounds"]) == ("finished", 6)
+
+
+def test_a_measure_that_cannot_be_computed_ends_the_run_as_failed_and_leaves_half_a_round_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, measured = assemble(configured(by="fedavg")), loop.measured
+    seen: list[int] = []
+
+    def wild(problem: Any, view: View) -> Any:
+        seen.append(len(seen))
+        return 1 / 0 if len(seen) == 4 else measured(problem, view)
+
+    monkeypatch.setattr(loop, "measured", wild)
+    summary = run_rounds(parts, tmp_path).summary
+    assert (summary["outcome"], summary["rounds"]) == ("failed", 2)
+    assert [line["round"] for line in lines(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [ValueError("of another kind"), RuntimeError("a bug"), IndexError("a bug")])
+def test_any_other_error_of_a_method_goes_through(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        run_rounds(in_round(assemble(configured(by="fedavg", run={"compile": False})), 2, fail), None)
 
 
 def test_rounds_without_answers_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coterie.errors import NoClients
-from coterie.federation import Each, Screening, work
+from coterie.federation import Each, Failure, Screening, work
 from coterie.numerics import Draw
 
 DRAW = Draw.of(0)
@@ -46,10 +46,33 @@ def test_weights_are_renormalised_over_the_rest(tiny):
     torch.testing.assert_close(mean, torch.full((3,), (0.2 * 1 + 0.4 * 3) / 0.7))
 
 
-def test_a_large_but_finite_update_passes_without_a_limit(tiny):
-    fed = tiny(4)
-    assert len(fed.gather(spoiled, spoil(3e38, 2), draw=DRAW).ids) == 4  # its sum overflows, its entries do not
-    assert fed.book.drain() == []
+@pytest.mark.parametrize("chunk", [None, 1])
+@pytest.mark.parametrize("options", [{}, {"screening": Screening(norm=1e30)}, {"screening": Screening(copies=True)}])
+@pytest.mark.parametrize("value", [3e38, -3e38, 1e30])
+def test_an_update_whose_squared_length_overflows_is_rejected_and_named(tiny, value, options, chunk):
+    fed = tiny(4, chunk=chunk, **options)
+    assert fed.gather(spoiled, spoil(value, 2), draw=DRAW).ids.tolist()[-2:] == [1, 3]  # client 0 may count as idle
+    (event,) = [event for event in fed.book.drain() if event["client"] == 2]
+    assert (event["event"], event["reason"]) == ("rejected", "its squared length is not finite")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_squared_length_is_that_in_the_update_s_own_type(dtype):
+    largest = torch.finfo(dtype).max ** 0.5
+    rows = torch.tensor([[0.9 * largest, 0.0], [0.9 * largest, 0.9 * largest], [2.0 * largest, 0.0]], dtype=dtype)
+    assert Screening().reasons(rows)[0].tolist() == [True, False, False]
+    assert Screening().reasons(rows[:, 0])[0].tolist() == [True, True, False]  # single numbers, too
+
+
+def test_reports_are_screened_where_the_norm_of_updates_is_limited():
+    values, updates = torch.tensor([[1e30], [1.0]]), torch.zeros(2, 1)
+    assert Screening(norm=1.0).reasons(values, updates)[0].tolist() == [False, True]
+
+
+def test_a_phase_of_which_comparing_leaves_nobody_has_no_result(tiny, monkeypatch):
+    monkeypatch.setattr(Screening, "idle", lambda self, call, replies: [Failure(k, "gone", "") for k in range(3)])
+    with pytest.raises(NoClients):
+        tiny(3, screening=Screening(copies=True, clip=1.0)).gather(spoiled, spoil(0.0), draw=DRAW)
 
 
 @pytest.mark.parametrize("chunk", [None, 1])

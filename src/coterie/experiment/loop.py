@@ -1,8 +1,8 @@
 """The only loop. Methods do not evaluate, log, save or print; all of that happens here."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from coterie import machine
-from coterie.errors import NoClients, RunError, UsageError, clean, client_label
+from coterie.errors import NoClients, RunError, Uncomputable, UsageError, clean, client_label, gist, is_arithmetic
 from coterie.experiment import checkpoint
 from coterie.experiment.build import Parts, using_threads
 from coterie.experiment.compiling import Choice, Compiling, is_ours
@@ -34,6 +34,7 @@ from coterie.experiment.measuring import (
 from coterie.experiment.records import RECORD, Records, read_lines, rounds_done
 from coterie.experiment.watching import terminable
 from coterie.federation.ledger import Ledger
+from coterie.federation.screening import NOT_FINITE
 from coterie.federation.stages.faults import SPOILS
 from coterie.federation.tree import named_leaves
 from coterie.federation.work import remote_memories
@@ -177,7 +178,11 @@ class _Run:
         for t in range(self.done.rounds, self.parts.config.run.rounds):
             if self.spent(self.done) or self.stopped:
                 break
-            outcome = self.round(t)
+            try:
+                outcome = self.round(t)
+            except Uncomputable as error:
+                self.undo()
+                outcome = Outcome("failed", f"in round {t + 1}: {error}")
             if outcome is not None:
                 return outcome
         if self.done.rounds and not self.done.trained:
@@ -191,7 +196,8 @@ class _Run:
         skipped = ""
         versions = self.versions()
         try:
-            state = self.compiling.round(fed.begin(t + 1, draw), self.done.state, draw, self.left)
+            with self.computing():
+                state = self.compiling.round(fed.begin(t + 1, draw), self.done.state, draw, self.left)
             events = fed.book.drain()
         except NoClients as error:
             events = fed.book.drain()
@@ -221,15 +227,18 @@ class _Run:
         problem = self.parts.problem if last else self.quick
         view, measures = None, None
         if self.guarded and not skipped:
-            view = seen(self.parts, state)
-            measures = measured(problem, view) if recorded else self.parts.problem.validate(view)
+            with self.computing():
+                view = seen(self.parts, state)
+                measures = measured(problem, view) if recorded else self.parts.problem.validate(view)
             kept = self.judged(done, finite_or_none(measures.get(MEASURE)))
             if kept.state is not state:
                 view, measures = None, None
             done = kept
         if recorded:
-            view = seen(self.parts, done.state) if view is None else view
-            done = self.record(done, view, measured(problem, view) if measures is None else measures)
+            with self.computing():
+                view = seen(self.parts, done.state) if view is None else view
+                measures = measured(problem, view) if measures is None else measures
+            done = self.record(done, view, measures)
             self.stopped = self.rule(self.history) if self.rule is not None else ""
             if self.stopped:
                 self.note([{"round": t + 1, "event": "early stop", "reason": clean(self.stopped)}])
@@ -237,6 +246,20 @@ class _Run:
         if last or self.stopped or self.due():
             self.save()
         return None
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Inside, the method or the problem computes: an arithmetic error is an outcome, and no bug of the loop's."""
+        try:
+            yield
+        except Exception as error:
+            if not is_arithmetic(error):
+                raise
+            after, name = self.parts.fed.book.phase or "the start", self.parts.method.name
+            raise Uncomputable(
+                f"after {after}, {name} met numbers that it cannot compute with ({gist(error)}). Set federation.norm, "
+                "so that longer updates are rejected, or lower the step size."
+            ) from error
 
     def choice(self) -> Choice:
         """`run.compile`, where rounds may be recorded at all. A recording runs code on tensors without numbers, and
@@ -481,7 +504,7 @@ def _not_finite(events: list[dict[str, Any]], phase: str) -> bool:
     here = [event for event in events if event.get("phase") == phase and "client" in event]
     spoilt = {event["client"] for event in here if event["event"] in SPOILS}
     failed = {event["client"] for event in here} - spoilt
-    not_finite = {event["client"] for event in here if event["reason"] == "not finite"} - spoilt
+    not_finite = {event["client"] for event in here if event["reason"] in NOT_FINITE} - spoilt
     return bool(not_finite) and 2 * len(not_finite) >= len(failed)
 
 

@@ -190,6 +190,7 @@ class Book:
 
     ledger: Ledger = field(default_factory=Ledger)
     events: list[dict[str, Any]] = field(default_factory=list)
+    phase: str = ""  # the work that was asked for last
     idle: set[int] = field(default_factory=set)  # clients whose updates were 0 or copies
     exposure: Exposure = field(default_factory=Exposure)  # secure sums so far
 

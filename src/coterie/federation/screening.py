@@ -11,11 +11,12 @@ from coterie.numerics.tracing import assumed
 
 NOTHING = 1e-9  # an update so much shorter than the median of its phase is 0
 SAME = 1e-6  # updates that differ by so much of their length are equal
+NOT_FINITE = ("not finite", "its squared length is not finite")  # entries of a rejected reply, or products of them
 
 
 @dataclass(frozen=True)
 class Screening:
-    """What a client's update must pass; one that is not finite never does.
+    """What a client's update must pass; one whose squared length is not finite in its own type never does.
 
     Args:
         norm: the largest norm of an update that is accepted; None accepts all.
@@ -39,25 +40,30 @@ class Screening:
             return declared
         return declared.clamp(max=max(1, int(self.trust * float(declared.double().median()))))
 
-    def reasons(self, values: Tree) -> tuple[Tensor, list[str]]:
-        """Which rows are fine, [a] bool; and for each row, why not."""
+    def reasons(self, values: Tree, updates: Tree = None) -> tuple[Tensor, list[str]]:
+        """Which rows are fine, [a] bool; and for each row, why not.
+
+        Args:
+            values: the replies, stacked.
+            updates: what the limit of norms applies to; the replies themselves without it.
+        """
         if not tensors(values):  # a work that only changed memory
             return torch.ones((), dtype=torch.bool), []
-        first = tensors(values)[0]
-        finite = torch.ones(len(first), dtype=torch.bool, device=first.device)
-        for leaf in flat_rows(values):
-            # a sum is finite unless a term is not, or the update is absurdly large: cheaper than testing each entry
-            sums = torch.isfinite(leaf.sum(1))
-            finite &= sums if assumed(sums.all()) else sums | torch.isfinite(leaf).all(1)
-        fine, norm = finite, torch.zeros(len(first))
+        first, real = tensors(values)[0], flat_rows(values)
+        bounded = torch.ones(len(first), dtype=torch.bool, device=first.device)
+        if real:
+            squares = torch.stack([torch.linalg.vector_norm(leaf, dim=1).square() for leaf in real])
+            bounded = torch.isfinite(squares.sum(0))
+        fine, norm = bounded, torch.zeros(len(first))
         if self.norm is not None:
-            norm = lengths(values)
-            fine = finite & (norm <= self.norm)
+            norm = lengths(values if updates is None else updates)
+            fine = bounded & (norm <= self.norm)
         if assumed(fine.all()):
             return fine, []
+        entries = torch.stack([bounded, *(torch.isfinite(leaf).all(1) for leaf in real)])[1:].all(0)
         texts = [
-            "" if ok else (f"norm {float(norm[i]):.3g} above the limit {self.norm:g}" if is_finite else "not finite")
-            for i, (ok, is_finite) in enumerate(zip(fine.tolist(), finite.tolist(), strict=True))
+            "" if ok else f"norm {n:.3g} above the limit {self.norm:g}" if short else NOT_FINITE[finite]
+            for ok, n, short, finite in zip(*map(Tensor.tolist, (fine, norm, bounded, entries)), strict=True)
         ]
         return fine, texts
 

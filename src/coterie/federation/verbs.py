@@ -319,7 +319,7 @@ class Federation:
         Example:
             `fed.ask_target(goal_gradient, x, draw=draw, batch="all")` is the gradient of the validation loss at x.
         """
-        cause = name_of(work)
+        cause = self.book.phase = name_of(work)
         with counted() as points:
             result = self.engine.execute_at_target(Call(work, shared, None, Static(**static), draw, self.round))
         if self.target != "server":
@@ -352,7 +352,7 @@ class Federation:
 
     def _called(self, work: Work, shared: Tree, memory: Memory | None, draw: Draw, static: dict[str, Any]) -> Call:
         """A call to the active clients, billed on its way down."""
-        cause = name_of(work)
+        cause = self.book.phase = name_of(work)
         if not len(self.ids):
             raise NoClients(f"no client is active for {cause}")
         self.ledger.record(cause, rounds=self.barriers, down=_downlink(shared, len(self.ids)))
@@ -360,7 +360,7 @@ class Federation:
         return Call(work, shared, memory, Static(**static), draw, self.round)
 
     def _passed(self, call: Call, cause: str) -> Iterator[Replies]:
-        """The replies without those that are not finite or too long."""
+        """The replies without those that are too long, or whose squared length is not finite."""
         for arrived, points in with_points(self.engine.execute(call, self.ids)):
             self.ledger.record(cause, points=points)
             replies = orderly(arrived)
@@ -375,9 +375,8 @@ class Federation:
             report = info_of(call.work).update is None
             self.ledger.seen.add("server", cause, numbers, what=kind(cause, replies.values, report=report))
             limited = self.screening.norm is not None
-            fine, reasons = self.screening.reasons(
-                call.updates(replies.ids, replies.values) if limited else replies.values
-            )
+            updates = call.updates(replies.ids, replies.values) if limited else None
+            fine, reasons = self.screening.reasons(replies.values, updates)
             if not reasons:
                 yield replies
                 continue
@@ -393,9 +392,10 @@ class Federation:
             idle_ids = torch.tensor([failure.client for failure in idle], device=replies.ids.device)
             self.book.idle.update(idle_ids.tolist())
             helpful = replies.only(~torch.isin(replies.ids, idle_ids)) if idle else replies
-            short, cut = self.screening.shortened(call, helpful)
+            short, cut = self.screening.shortened(call, helpful) if len(helpful.ids) else (helpful, [])
             self._note(cause, [*idle, *cut])
-            yield short
+            if len(short.ids):
+                yield short
 
     def _note(self, cause: str, failures: Iterable[Failure]) -> None:
         """Record a failure; kind and reason may be a client's own words."""

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
 from coterie.errors import UsageError, clean
-from coterie.federation import pack
+from coterie.federation import Screening, pack
 from coterie.methods.weights.mirror import mirror_descent
 from coterie.numerics import uniform
 from coterie.numerics.simplex import project_simplex
@@ -100,8 +100,8 @@ class LearnedWeights(FedAvg):
         states = [_arrays(received[node]).to_torch_state_dict() for node in nodes]
         x = self._vector(before)
         U = torch.stack([x - self._vector(state) for state in states])
-        fine = torch.isfinite(U).all(1)
-        faults |= {node: "not finite" for node, ok in zip(nodes, fine.tolist(), strict=True) if not ok}
+        fine, reasons = Screening().reasons(U)
+        faults |= {node: reason for node, reason in zip(nodes, reasons, strict=bool(reasons)) if reason}
         if not bool(fine.any()):
             return None, metrics
         nodes = [node for node, ok in zip(nodes, fine.tolist(), strict=True) if ok]

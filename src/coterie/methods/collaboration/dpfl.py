@@ -116,7 +116,7 @@ def dpfl(
             shared = (Each(U[pool], view.ids), Each(weights, view.ids))
             at = draw.phase("choice")
             (marks, those), kept = view.gather(choose_and_mix, shared, memory=kept, draw=at, budget=budget)
-            taken = taken.index_put((those[:, None], pool[torch.isin(view.ids, those)]), marks)
+            taken = taken.index_put((those[:, None], pool[torch.isin(view.ids, those)]), (marks > 0.5).to(marks))
             new = those[settled[those] == 0.0]
             candidates, settled = candidates.index_copy(0, new, taken[new]), settled.index_fill(0, new, 1.0)
         rows = (taken + torch.eye(fed.n).to(U)) * sizes

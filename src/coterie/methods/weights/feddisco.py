@@ -10,12 +10,14 @@ Deviation: the paper also takes T from the clients' counts of classes, and other
 distance that of its experiments.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from coterie.errors import NoClients
 from coterie.federation import Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, known, validated
 from coterie.methods.shared.works import local_sgd, own_rows
@@ -76,8 +78,9 @@ def feddisco(
         new = replace(fed, ids=fed.ids[asked[fed.ids] == 0.0])
         if len(new.ids):
             classes = known(fed.task.classes, "classes")
-            found, ids = new.gather(discrepancy, draw=draw.phase("discrepancy"), classes=classes)
-            d, asked = d.index_copy(0, ids, found.to(d)), asked.index_fill(0, ids, 1.0)
+            with suppress(NoClients):  # noted by the federation; they are asked again in the next round
+                found, ids = new.gather(discrepancy, draw=draw.phase("discrepancy"), classes=classes)
+                d, asked = d.index_copy(0, ids, found.to(d)), asked.index_fill(0, ids, 1.0)
         w = torch.zeros_like(s.w).index_copy(
             0, fed.ids, disco_weights(fed.sizes[fed.ids], d[fed.ids], severity, margin)
         )
