@@ -33,7 +33,7 @@ class Interpreting:
     patience = 2
     made: list["Interpreting"] = []  # noqa: RUF012
 
-    def __init__(self, graph: Graph, threads: int) -> None:
+    def __init__(self, graph: Graph, threads: int, note: Callable[[str], None]) -> None:
         names = namespace()
         exec(graph.text, names)
         self._forward, self._constants, self._asked = names["forward"], graph.constants, 0
@@ -96,6 +96,23 @@ def test_auto_says_from_which_round_and_the_same_bits_come_again(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("choice", ["auto", True])
+def test_a_damaged_program_is_a_warning_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Any
+) -> None:
+    class Noting(Interpreting):
+        def __init__(self, graph: Graph, threads: int, note: Callable[[str], None]) -> None:
+            super().__init__(graph, threads, note)
+            note("the compiled program x.so is damaged")
+
+    monkeypatch.setattr(compiled, "Builder", Noting)
+    summary = run(config(compile=choice), tmp_path, silent)
+    assert summary["outcome"] == "finished"
+    warned = [(e["event"], e["reason"]) for e in events(tmp_path) if e["event"] != "compiled"]
+    assert warned == [("warning", "the compiled program x.so is damaged")]
+
+
+@pytest.mark.usefixtures("eager")
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = run(config(compile=4), tmp_path / "whole", silent)
     run(config(rounds=7, compile=4), tmp_path / "part", silent)
@@ -121,7 +138,7 @@ def test_what_cannot_be_recorded_has_its_derivatives_compiled(tmp_path: Path) ->
 def test_a_compiler_that_fails_is_said_once_where_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(graph: Graph, threads: int) -> None:
+    def broken(*_: Any) -> None:
         raise Unbuildable("there is no C++ compiler")
 
     for room in (compiled, fusing):
@@ -136,7 +153,7 @@ def test_a_compiler_that_fails_is_said_once_where_it_was_asked_for(
 
 
 def test_a_full_disk_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(graph: Graph, threads: int) -> None:
+    def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(compiled, "Builder", full)

@@ -34,7 +34,7 @@ class Interpreting:
     busy = False
     error = 0.0
 
-    def __init__(self, graph: Graph, threads: int) -> None:
+    def __init__(self, graph: Graph, threads: int, note: Callable[[str], None]) -> None:
         names = namespace()
         exec(graph.text, names)
         self._forward, self._constants = names["forward"], graph.constants

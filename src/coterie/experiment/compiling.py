@@ -68,6 +68,8 @@ class Compiling:
         """The round from which programs are used, where auto has chosen one."""
         self.reason = ""
         """Why nothing is compiled, where that was tried."""
+        self.notes: list[str] = []
+        """What the user should know of stored programs."""
 
     @property
     def undecided(self) -> bool:
@@ -131,7 +133,7 @@ class Compiling:
     def _begin(self, fed: Federation, state: Any, draw: Draw) -> None:
         """Record and start the compiler: the whole round, or else the derivatives."""
         try:
-            self._compiled = CompiledRounds(self._method, self._threads)
+            self._compiled = CompiledRounds(self._method, self._threads, self.notes.append)
             self._compiled.begin(fed, state, draw)
         except Unbuildable:
             raise
@@ -140,7 +142,7 @@ class Compiling:
             task = fed.task
             if not isinstance(task, Supervised) or task.dropout or task.model.names:
                 raise
-            self._workshop = Workshop(self._threads)
+            self._workshop = Workshop(self._threads, self.notes.append)
             self._fused = task.compiled(self._workshop)
             self._workshop.collecting = True
             try:  # on a book of its own: it only shows which derivatives are asked for

@@ -280,11 +280,13 @@ class _Run:
         """What is to be noted about compiled rounds after round t; config.toml keeps what was chosen."""
         start, reason = self.compiling.chosen, self.compiling.reason
         self.compiling.chosen, self.compiling.reason = None, ""
+        events = [{"round": t, "event": "warning", "reason": clean(note)} for note in self.compiling.notes]
+        self.compiling.notes.clear()
         if start is not None:
             self.choose(compile=start)
-            return [{"round": t, "event": "compiled", "reason": f"rounds are compiled from round {start} on"}]
-        wanted = self.parts.config.run.compile not in ("auto", False)
-        return [{"round": t, "event": "not compiled", "reason": clean(reason)}] if reason and wanted else []
+            return [*events, {"round": t, "event": "compiled", "reason": f"rounds are compiled from round {start} on"}]
+        wanted = reason and self.parts.config.run.compile not in ("auto", False)
+        return [*events, {"round": t, "event": "not compiled", "reason": clean(reason)}] if wanted else events
 
     def choose(self, **run: Any) -> None:
         """Write down what was chosen by measurement."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from coterie.numerics.programs import namespace
+from coterie.numerics.programs import namespace, program_name
+from coterie.storage import write_atomically
 
 
 def main(place: Path) -> None:
@@ -24,10 +25,9 @@ def main(place: Path) -> None:
         graph = make_fx(lambda *given: names["forward"](None, *given), tracing_mode="fake")(*inputs)
         options = {**order["options"], "cpp.threads": order["threads"]}
         made = Path(str(torch._inductor.aot_compile(graph, tuple(inputs), options=options)))
-    out = Path(order["file"])
-    beside = out.with_name(f".{out.name}.{os.getpid()}")
-    beside.write_bytes(made.read_bytes())
-    beside.replace(out)  # whole or not at all
+    os.umask(0o077)  # a program that others may write to is not loaded
+    library = made.read_bytes()
+    write_atomically(Path(order["folder"], program_name(order["key"], library)), library)
 
 
 if __name__ == "__main__":

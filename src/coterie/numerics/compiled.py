@@ -63,10 +63,12 @@ class Workshop:
 
     Args:
         threads: how many threads a program may use.
+        note: receives what the user should know of stored programs.
     """
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int = 1, note: Callable[[str], None] = lambda text: None) -> None:
         self.threads, self.collecting, self.using = threads, False, False
+        self._note = note
         self._orders: dict[Hashable, _Order] = {}
         self._programs: dict[Hashable, Program] = {}
         self._named: dict[Hashable, Fused] = {}
@@ -98,7 +100,7 @@ class Workshop:
             given = tuple(t.detach().contiguous() for t in operands)
             given = tuple(t.clone() if t.nbytes <= SMALL else t for t in given)  # rows do not change
             graph = record(lambda *t: [function.plain(*t)], given)
-            self._orders[key] = _Order(function.plain, given, Builder(graph, self.threads))
+            self._orders[key] = _Order(function.plain, given, Builder(graph, self.threads, self._note))
         self.collecting = False  # what is called inside is part of this program
         try:
             return function.plain(*operands)

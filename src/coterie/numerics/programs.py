@@ -5,7 +5,8 @@ are all tensors that it uses. The text of the graph, with shapes and types, name
 ahead of time with TorchInductor in another process, so that the caller goes on meanwhile, and puts one shared library
 into the cache folder, where later processes find it. Loading one needs no compiler and no import of it.
 
-Only the user may write to the cache folder: what lies there is run.
+What lies in the cache folder is run. So only the user may write to it or rename a folder above it, and a library bears
+its SHA-256 in its name: one that was cut or changed would end the process that loads it without a word.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,7 @@ from platformdirs import user_cache_path
 from torch import Tensor
 from torch.func import functionalize
 
+from coterie import __version__
 from coterie.machine import keep_memory
 from coterie.numerics.rewriting import in_one_product, looked_up, once
 from coterie.numerics.tracing import Unbuildable, Untraceable, recorded
@@ -204,17 +207,61 @@ class Program:
 
 
 def folder() -> Path:
-    """Where compiled programs are kept, for this user alone.
+    """Where compiled programs of these versions of coterie and torch are kept, for this user alone.
 
-    The environment variable COTERIE_COMPILED names another folder.
+    The environment variable COTERIE_COMPILED names another folder for all versions.
     """
     given = os.environ.get(FOLDER)
-    place = Path(given).expanduser() if given else user_cache_path("coterie") / "compiled"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = place.stat()
-    if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & 0o022):
-        raise Unbuildable(f"others may write to {place}, whose programs would be run; chmod 700 it, or set {FOLDER}")
+    root = Path(given).expanduser() if given else user_cache_path("coterie") / "compiled"
+    place = root.resolve() / f"coterie-{__version__}-torch-{torch.__version__}"
+    for path in (*reversed(place.parents), place):
+        path.mkdir(mode=0o700, exist_ok=True)
+        if fault := _insecure(path.stat(), above=path != place):
+            raise Unbuildable(
+                f"{path} {fault}, and programs in {place} would be run; chmod go-w {path}, or set {FOLDER}"
+            )
     return place
+
+
+def _insecure(about: os.stat_result, *, above: bool = False) -> str:
+    """Who else could change a file or folder, by the rules of ssh; nothing where nobody could.
+
+    Above it, a sticky folder such as /tmp will do, where nobody renames what others have.
+    """
+    if not hasattr(os, "getuid"):
+        return ""
+    if about.st_uid not in (0, os.getuid()):
+        return "belongs to another user"
+    sticky = above and about.st_mode & stat.S_ISVTX
+    return "may be changed by others" if about.st_mode & 0o022 and not sticky else ""
+
+
+def program_name(key: str, library: bytes) -> str:
+    """The name of a program's file: its graph's key, and the SHA-256 of its content.
+
+    Args:
+        key: of the graph.
+        library: the content.
+
+    Example:
+        >>> program_name("key", b"")
+        'key-e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855.so'
+    """
+    return f"{key}-{hashlib.sha256(library).hexdigest()}.so"
+
+
+def _fault(file: Path, key: str) -> str:
+    """Why a stored program must not be loaded; nothing where it is sound."""
+    about = file.lstat()
+    if not stat.S_ISREG(about.st_mode):
+        return "is no ordinary file"
+    if about.st_nlink != 1:
+        return "has a second name (a hard link)"
+    if fault := _insecure(about):
+        return fault
+    return (
+        "" if program_name(key, file.read_bytes()) == file.name else "is damaged: its SHA-256 is not that of its name"
+    )
 
 
 class Builder:
@@ -223,18 +270,20 @@ class Builder:
     Args:
         graph: what to compile.
         threads: how many threads the program may use.
+        note: receives what the user should know, such as the name of a damaged program.
     """
 
-    def __init__(self, graph: Graph, threads: int) -> None:
+    def __init__(self, graph: Graph, threads: int, note: Callable[[str], None] = lambda text: None) -> None:
         self.graph, self._process, self._place = graph, None, ""
-        self._file = folder() / f"{graph.key(threads)}.so"
-        if self._file.is_file():
+        self._folder, self._key = folder(), graph.key(threads)
+        if self._stored(note) is not None:
             return
         if shutil.which("g++") is None and shutil.which("clang++") is None and "CXX" not in os.environ:
             raise Unbuildable("there is no C++ compiler (g++ or clang++)")
         self._place = tempfile.mkdtemp(prefix="coterie-compile-")
         order = {"text": graph.text, "forms": graph.forms, "threads": threads, "options": graph.options}
-        Path(self._place, "graph.json").write_text(json.dumps({**order, "file": str(self._file)}), encoding="utf-8")
+        order |= {"folder": str(self._folder), "key": self._key}
+        Path(self._place, "graph.json").write_text(json.dumps(order), encoding="utf-8")
         with Path(self._place, "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "coterie.numerics.compile_graph", self._place],
@@ -245,6 +294,16 @@ class Builder:
                 start_new_session=True,  # Ctrl-C ends the run first, and that ends this
             )
 
+    def _stored(self, note: Callable[[str], None]) -> Path | None:
+        """The file of the program, checked; what must not be loaded is removed, and noted."""
+        for file in sorted(self._folder.glob(f"{self._key}-*.so")):
+            fault = _fault(file, self._key)
+            if not fault:
+                return file
+            file.unlink()
+            note(f"the compiled program {file} {fault}; it was removed and is built anew")
+        return None
+
     @property
     def busy(self) -> bool:
         """Whether it is still compiling."""
@@ -254,15 +313,18 @@ class Builder:
         """The program, waited for; `Unbuildable` where compiling failed."""
         if self._process is not None:
             self._process.wait()
-        if not self._file.is_file():
+        faults: list[str] = []
+        file = self._stored(faults.append)
+        if file is None and self._place:
             lines = Path(self._place, "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            self.close()
-            raise Unbuildable(f"the compiler failed: {_gist(lines) if lines else 'without a word'}")
+            faults.append(f"the compiler failed: {_gist(lines) if lines else 'without a word'}")
         self.close()
+        if file is None:
+            raise Unbuildable("; ".join(faults) or f"the compiled program was removed from {self._folder}")
         try:
-            return Program(self._file, self.graph)
-        except RuntimeError as error:  # cut short by a full disk, or of another machine
-            self._file.unlink(missing_ok=True)
+            return Program(file, self.graph)
+        except RuntimeError as error:  # of another machine
+            file.unlink(missing_ok=True)
             raise Unbuildable(f"the compiled program cannot be loaded: {str(error).splitlines()[0][:200]}") from error
 
     def close(self) -> None:
@@ -286,4 +348,4 @@ def namespace() -> dict[str, Any]:
     return {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
 
 
-__all__ = ["Builder", "Graph", "Program", "folder", "record"]
+__all__ = ["Builder", "Graph", "Program", "folder", "program_name", "record"]

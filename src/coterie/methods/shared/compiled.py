@@ -203,10 +203,11 @@ class CompiledRounds:
     Args:
         method: the method.
         threads: how many threads the program may use.
+        note: receives what the user should know of stored programs.
     """
 
-    def __init__(self, method: Method, threads: int) -> None:
-        self.method, self._threads = method, threads
+    def __init__(self, method: Method, threads: int, note: Callable[[str], None] = lambda text: None) -> None:
+        self.method, self._threads, self._note = method, threads, note
         self._round: RecordedRound | None = None
         self._builder: Builder | None = None
         self._program: Program | None = None
@@ -214,7 +215,7 @@ class CompiledRounds:
     def begin(self, fed: Federation, state: Any, draw: Draw) -> Graph:
         """Record the round and start to compile it; `Untraceable` where that is impossible."""
         self._round = RecordedRound(self.method, fed, state, draw)
-        self._builder = Builder(self._round.graph, self._threads)
+        self._builder = Builder(self._round.graph, self._threads, self._note)
         return self._round.graph
 
     @property
