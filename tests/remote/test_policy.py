@@ -16,8 +16,9 @@ from coterie.errors import UsageError
 from coterie.federation import Shard, work
 from coterie.federation.remote import PERMISSIVE, Names, Node, NodePolicy, Store, Trouble, node_policy
 from coterie.federation.remote.codec import decode, encode
+from coterie.federation.remote.disclosures import DAY, FILE, Disclosures
 from coterie.federation.remote.messages import PROTOCOL, Done, Order, Step
-from coterie.federation.remote.policy import BATCHES, POSITIONS, RECORDS, SIZES, STEPS, WORKS, PolicyError, Tally
+from coterie.federation.remote.policy import BATCHES, POSITIONS, RECORDS, SIZES, STEPS, WORKS, PolicyError
 from coterie.federation.work import Static
 from coterie.methods.baselines.local_svrg import Anchor, SVRGSteps
 from coterie.methods.registry import METHODS
@@ -75,13 +76,11 @@ def test_batches_of_one_row_give_no_row_back() -> None:
 
 
 REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
-    "batch = 7 is below least_batch": (GRADIENT, {"batch": 7}),
-    "batch = 1 is below least_batch": (STEPPING, {"batch": 1, "steps": 1, "step": 1.0}),
-    "batch must be a whole number": (GRADIENT, {"batch": True}),
-    "batch must be a whole number, not '8.0'": (GRADIENT, {"batch": 8.0}),
+    "shared/gradient would take 7 rows of a client": (GRADIENT, {"batch": 7}),
+    "shared/local-steps would take 1 rows of a client": (STEPPING, {"batch": 1, "steps": 1, "step": 1.0}),
+    "shared/gradient would take 1 rows": (GRADIENT, {"batch": True}),
     "steps = 200000 exceeds steps = 10000": (STEPPING, {"batch": 8, "steps": 200_000, "step": 0.1}),
     "steps must be a whole number": (STEPPING, {"batch": 8, "steps": 1e9, "step": 0.1}),
-    "batch = 2 is below": (WALKING, {"steps": 1, "svrg": SVRGSteps(0.1, 1, 0.5, 1, 2), "first": 0}),
     "svrg must be a named tuple": (WALKING, {"steps": 1, "svrg": (0.1, 1, 0.5, 1, 2), "first": 0}),
     "exceed size": (
         "count-sketch/sketched-steps",
@@ -136,8 +135,6 @@ def test_rounds_are_counted_by_run_over_restarts(tmp_path: Path) -> None:
     assert refused.kind == "refused"
     assert "rounds = 2 rounds of this run, the largest number" in refused.reason
     assert isinstance(reply(7, 1, "b"), Done)
-    (tmp_path / "orders.json").write_text('{"a": [3, 1e18]}')  # as earlier versions wrote it
-    assert isinstance(reply(8, 5), Done)
 
 
 def test_orders_are_counted_by_run_and_runs_by_day_over_restarts(tmp_path: Path) -> None:
@@ -150,14 +147,15 @@ def test_orders_are_counted_by_run_and_runs_by_day_over_restarts(tmp_path: Path)
     assert "orders = 3" in reply("a", 4).reason
     assert isinstance(reply("b", 5), Done)
     assert "runs = 2" in reply("c", 6).reason
-    tally, now = Tally(tmp_path), time.time()
+    later = Disclosures(tmp_path)
     for _ in range(3):
-        tally.add("c", policy, now + 90_000.0)  # a day later
-    with pytest.raises(PolicyError, match="orders"):
-        tally.add("c", policy, now + 90_000.0)
-    (tmp_path / "orders.json").write_text("[1")
+        later.count_order("c", 0, policy, now=time.time() + DAY)  # a day later, or a clock that jumped
+    for run in ("a", "c"):  # orders of a run are never forgotten
+        with pytest.raises(PolicyError, match="orders = 3"):
+            later.count_order(run, 0, policy, now=time.time() + 9 * DAY)
+    (tmp_path / FILE).write_text("[1")
     with pytest.raises(UsageError, match="damaged"):
-        Tally(tmp_path)
+        Disclosures(tmp_path)
 
 
 def test_a_repeated_order_is_not_counted_again() -> None:
@@ -216,7 +214,10 @@ def test_a_policy_is_read_from_a_file_and_the_operator_s_comes_first(
 def test_the_default_settings_of_every_method_are_admitted(entry: Any) -> None:
     settings = {key: value for key, value in entry.make().settings.items() if value is not None}
     counted = {"steps" if key == "local_steps" else key: value for key, value in settings.items()}
-    NodePolicy().admit("any", {key: value for key, value in counted.items() if key in BATCHES | STEPS}, 20)
+    NodePolicy().admit("any", {key: value for key, value in counted.items() if key in STEPS}, 20)
+    for key in BATCHES & settings.keys():
+        if settings[key] != "all":
+            NodePolicy().admit_batch("any", settings[key], None)
 
 
 # which settings bound cost or batch is declared by name: no work may read one that is not classified

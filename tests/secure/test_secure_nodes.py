@@ -25,9 +25,9 @@ from coterie.federation.remote import (
     node_for,
 )
 from coterie.federation.remote.codec import decode, encode
+from coterie.federation.remote.disclosures import FILE
 from coterie.federation.remote.messages import PROTOCOL, Order, SecureOrder, Step
 from coterie.federation.secure import Secure
-from coterie.federation.secure.exposure import STEPS, KeptExposure
 from coterie.methods.registry import method_entry
 from coterie.numerics import Draw
 
@@ -177,24 +177,9 @@ def test_a_restarted_node_remembers_which_sums_were_shown(tmp_path: Path) -> Non
     assert refused(again.masked(2, (0, 1)), "2 sums of the same updates would show 100% of the update of client 2")
     again.masked(3, (0, 1, 2))
     assert not refused(again.reveal(3, (0, 1, 2), (0, 1, 2)), "")  # what was shown before tells nothing new
-    journal = tmp_path / "0" / "exposure.jsonl"
-    assert len(journal.read_text().splitlines()) == 1
-    journal.write_text(journal.read_text() + '{"question": 5, "sca')  # killed before the sum was shown
-    assert refused(server().masked(4, (0, 1)), "of the update of client 2")
-    journal.write_text("nonsense\n")
-    with pytest.raises(UsageError, match=r"exposure.jsonl is damaged; it says which sums .* were shown"):
+    (tmp_path / "0" / FILE).write_text("nonsense\n")
+    with pytest.raises(UsageError, match=r"is damaged .*; it says what this site has given away"):
         server()
-
-
-def test_what_is_remembered_of_sums_is_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "exposure.jsonl"
-    kept = KeptExposure(path)
-    for question in range(5 * STEPS):
-        kept.note(question, {0: 1.0, 1: 0.5})
-    assert len(path.read_text().splitlines()) <= 4 * STEPS
-    again = KeptExposure(path)
-    assert again._shown == kept._shown
-    assert len(again._shown) == STEPS
 
 
 def test_the_policy_that_an_operator_gives_later_holds_for_sums() -> None:

@@ -1,6 +1,5 @@
 """Clipping and noise at nodes: of the right size, from the system's entropy, in the open and in parts; and budgets."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
 from coterie.federation.api import Book
 from coterie.federation.remote import PERMISSIVE, InProcess, NodePolicy, RemoteEngine, Store, node_for
+from coterie.federation.remote.disclosures import Disclosures
 from coterie.federation.remote.messages import NoiseOrder
 from coterie.federation.remote.node import Record
 from coterie.federation.remote.noise import gaussian
@@ -185,8 +185,7 @@ def test_epsilon_is_that_of_an_independent_computation_for_what_the_nodes_releas
     assert result.summary["privacy"]["uploads"] == most
     assert result.summary["privacy"]["epsilon"] == pytest.approx(exact_epsilon(3.0, most, 1e-5), abs=1e-6)
     for k, count in released.items():  # and each site has spent its own
-        spent = json.loads((tmp_path / str(k) / "budget.json").read_text())["spent"]
-        assert spent == pytest.approx(count / 3.0**2)
+        assert Disclosures(tmp_path / str(k)).spent == pytest.approx(count / 3.0**2)
     composed = composed_epsilon(3.0, most, 1e-5)
     assert exact_epsilon(3.0, most, 1e-5) == pytest.approx(composed, rel=5e-3)
 

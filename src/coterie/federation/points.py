@@ -4,14 +4,21 @@ A row counts each time that a work takes it, in a batch or in a pass over all ro
 open, once for every client that it stands for, so that all modes, chunks and engines give the same number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Event
 from typing import TypeVar
 
+import torch
+from torch import Tensor
+
+from coterie.numerics.control import transformed
+
 T = TypeVar("T")
+CheckBatch = Callable[[int, int | None], None]
+"""Is given how many rows a batch has, and how many of them differ, where that is known; it may raise an error."""
 
 
 @dataclass
@@ -27,6 +34,9 @@ class Abandoned(BaseException):
 
 _OPEN: ContextVar[Points | None] = ContextVar("points", default=None)
 _ENDED: ContextVar[Event | None] = ContextVar("ended", default=None)
+
+
+_CHECK: ContextVar[CheckBatch | None] = ContextVar("check", default=None)
 
 
 @contextmanager
@@ -66,6 +76,29 @@ def touched(rows: int) -> None:
         raise Abandoned
     if (points := _OPEN.get()) is not None:
         points.rows += rows
+
+
+@contextmanager
+def batches_checked(check: CheckBatch) -> Iterator[None]:
+    """Every batch that a work takes inside is shown to this function first, in threads of their own too."""
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
+def batch_taken(index: Tensor, clients: int) -> None:
+    """Count a batch of rows.
+
+    Args:
+        index: the numbers of the rows.
+        clients: how many clients the batch stands for.
+    """
+    touched(clients * index.numel())
+    if (check := _CHECK.get()) is not None:
+        seen_alone = clients == 1 and not transformed()
+        check(index.shape[-1] if index.dim() else 1, torch.unique(index).numel() if seen_alone else None)
 
 
 def with_points(items: Iterator[T]) -> Iterator[tuple[T, int]]:

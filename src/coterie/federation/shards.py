@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from coterie.errors import UsageError
 from coterie.federation import mapped
 from coterie.federation.mapped import Collate
-from coterie.federation.points import touched
+from coterie.federation.points import batch_taken, touched
 from coterie.numerics import Draw
 from coterie.numerics.tracing import recording
 
@@ -73,13 +73,13 @@ class Rows:
         return self.at(index)
 
     def at(self, index: Tensor) -> Batch:
-        """As `take`, without counting the rows; for a step that is compiled, whose caller counts them."""
+        """As `take`, without counting the rows: the caller counts them, or looks at their form only."""
         keys = None if self.key is None else Draw(self.key).of_batch(index)
         return Batch(self._columns_at(self._numbers(index)), keys=keys)
 
     def count_batch(self, index: Tensor) -> None:
         """Count the rows of a batch."""
-        touched(self.clients * index.numel())
+        batch_taken(index, self.clients)
 
     def step(self, number: int) -> "Rows":
         """The same rows at a local step: its masks differ from those of the other steps of the work."""

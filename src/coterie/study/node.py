@@ -123,8 +123,9 @@ def _at_site(home: Home, job: Mapping[str, Any]) -> Node:
 
 
 def _as_site(node: Node, kind: type[_AtSite], home: Home) -> _AtSite:
-    site = kind(node.engine, node.clients, node.names, node.limits, node.store, node.shares_memory, node.policy)
-    site.home, site.journal = home, home.note
+    kept = node.store, node.shares_memory, node.policy, home.note, node.model
+    site = kind(node.engine, node.clients, node.names, node.limits, *kept)
+    site.home = home
     return site
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,8 +21,9 @@ from coterie.errors import WorkError
 from coterie.federation.api import Call
 from coterie.federation.local import LocalEngine
 from coterie.federation.mapped import part
-from coterie.federation.points import counted
+from coterie.federation.points import batches_checked, counted
 from coterie.federation.remote.codec import WORDS, CodecError, Limits, Names, decode, encode
+from coterie.federation.remote.disclosures import Disclosures
 from coterie.federation.remote.messages import (
     CLIENT_ERROR,
     FORGOTTEN,
@@ -38,17 +40,20 @@ from coterie.federation.remote.messages import (
     Trouble,
     order_fault,
 )
-from coterie.federation.remote.noise import Budget, hidden
-from coterie.federation.remote.policy import NodePolicy, PolicyError, Tally, named_works, stopped_after
+from coterie.federation.remote.noise import hidden
+from coterie.federation.remote.policy import NodePolicy, PolicyError, named_works, stopped_after
 from coterie.federation.remote.sums import Sums
 from coterie.federation.secure import Refusal
+from coterie.federation.secure.encoding import Unfit
 from coterie.federation.shards import Shard, Stack
 from coterie.federation.stages.compression import Compression
-from coterie.federation.tree import Tree, joined, row, size, stack, tensors, tree_flatten, tree_map
+from coterie.federation.tree import Size, Tree, joined, row, size, stack, tensors, tree_flatten, tree_map
 from coterie.federation.work import Each, Memory, Static, Work, name_of
 from coterie.numerics import Draw
 
 RUNS = 8  # a node keeps the memory of so many runs
+RECALL = "recall"
+FLOAT = 4  # bytes of a number where the model is not known
 
 
 class Refused(Exception):
@@ -154,6 +159,7 @@ class Node:
         shares_memory: whether the server may ask for client memory, for its records.
         policy: what a server may ask for.
         journal: receives every order and its reply.
+        model: how large the model is; nothing where that is not known.
     """
 
     engine: LocalEngine
@@ -164,12 +170,12 @@ class Node:
     shares_memory: bool = False
     policy: NodePolicy = field(default_factory=NodePolicy)
     journal: Callable[[Record], None] | None = None
+    model: Size = field(default_factory=Size)
     _last: tuple[bytes, bytes] | None = None
 
     def __post_init__(self) -> None:
-        self._tally = Tally(self.store.folder)
-        self._sums = Sums(self.store.folder)
-        self._budget = Budget(self.store.folder)
+        self._disclosures = Disclosures(self.store.folder)
+        self._sums = Sums(self._disclosures)
 
     def handle(self, data: bytes) -> bytes:
         """The reply to an order. Never raises: what goes wrong is a reply too."""
@@ -196,7 +202,8 @@ class Node:
 
     def _reason(self, error: BaseException) -> str:
         """The report of an error in a work to the server, which knows the work and the client."""
-        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        text = "" if self.policy.secure or self.policy.epsilon else (str(error).splitlines() or [""])[0]
+        return f"{type(error).__name__}: {text}"  # a text may hold values
 
     def _note(self, order: Order | None, data: bytes, reply: bytes, outcome: str) -> None:
         if self.journal is None:
@@ -222,23 +229,32 @@ class Node:
             return self.declaration()
         if len(order.alive) != len(order.clients) or not order.clients:
             raise Refused(REFUSED, "versions must be named for every client")
-        if order.kind == "recall":
+        if order.kind == RECALL:
             return self._recalled(order)
         if order.kind in SECURE:
             return self._summed(order)
         if order.kind != "run" or order.step is None:
             raise Refused(REFUSED, f"{order.kind[:40]!r} is nothing that a node can do")
         done = self._run(order, order.step)
-        if not order.step.at_target:
-            self.policy.admit_open(order.step.work, size(done.values).floats // len(order.clients))
+        if self.policy.secure and not order.step.at_target:
+            self._disclosures.show_numbers(
+                order, self._numbers(done.values, len(order.clients)), self.policy, self.model
+            )
         return done
+
+    def _numbers(self, values: Tree, clients: int) -> int:
+        """How many numbers of the model's kind each client shows in stacked results, by their bits: two in one count
+        twice."""
+        width = self.model.bytes // self.model.floats if self.model.floats else FLOAT
+        return -(-size(values).bytes // (width * clients))
 
     def _run(self, order: Order, step: Step) -> Done:
         """The result of a step, where the policy admits it; what clients remember is kept."""
         work = self._admitted(order, step)
         if not step.at_target:
-            self._budget.spend(order.noise, self.policy)
-        with stopped_after(self.policy.seconds), counted() as points:
+            self._disclosures.spend(order.noise, self.policy)
+        enough = partial(self.policy.admit_batch, name_of(work))
+        with stopped_after(self.policy.seconds), batches_checked(enough), counted() as points:
             done = self._done(order, step, work)._replace(points=points.rows)
         errors = None if order.compress is None else order.compress.errors
         made = [past.after for past in (step.memory, errors) if past is not None]
@@ -254,15 +270,19 @@ class Node:
             assert order.step is not None
             done.append(self._run(order, order.step))
             if not all(done[0].kept):
-                raise Refused(REFUSED, "not finite")
+                raise Unfit("not finite")
             return done[0].values
 
         if order.kind != "secure-masked":
             self.policy.admit_method(order.method, None)
-            self._tally.add(order.run, self.policy, round=order.round)
+            self._disclosures.count_order(order.run, order.round, self.policy)
+        elif self.policy.secure:
+            self._disclosures.check_faults(order, self.policy, self.model)
         try:
             answer = self._sums.answer(order, run, self.policy.partners)
         except Refusal as refusal:
+            if isinstance(refusal, Unfit):
+                self._disclosures.note_fault(order)
             raise Refused(REFUSED, str(refusal)) from None
         return done[0]._replace(values=answer) if done else answer
 
@@ -275,7 +295,10 @@ class Node:
             if type(name) is not str:
                 raise Refused(REFUSED, "a setting that names a work is no text")
             self.policy.admit(name_of(self.names.work(name)), {})
-        self._tally.add(order.run, self.policy, round=order.round)
+        self.policy.admit_parameters(name_of(work), (step.shared, step.memory and step.memory.start))
+        if step.at_target:
+            self.policy.admit_exact(f"the target's reply to {name_of(work)}")
+        self._disclosures.count_order(order.run, order.round, self.policy)
         return work
 
     def _fewest_rows(self, order: Order, step: Step) -> int | None:
@@ -301,6 +324,10 @@ class Node:
     def _recalled(self, order: Order) -> Tree:
         if not self.shares_memory:
             raise Refused(REFUSED, "this node does not share client memory; start it with shares_memory=True")
+        self.policy.admit_method(order.method, None)
+        self.policy.admit(RECALL, {})
+        self.policy.admit_exact("what a client remembers")
+        self._disclosures.count_order(order.run, order.round, self.policy)
         if not all(order.alive):
             raise Refused(REFUSED, "a version must be named for every client")
         return stack([self._memory(order.run, k, v[0]) for k, v in zip(order.clients, order.alive, strict=True)])
@@ -438,4 +465,5 @@ def node_for(problem: HasRows, clients: tuple[int, ...], *, target: Shard | None
     train, valid = part_of(problem.train, clients), part_of(problem.valid, clients)
     assert train is not None
     mode, chunk = options.pop("mode", "sequential"), options.pop("chunk", None)
+    options.setdefault("model", size(getattr(problem, "start", None)))
     return Node(LocalEngine(problem.task, train, valid, target, mode, chunk), clients, **options)

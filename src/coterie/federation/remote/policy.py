@@ -5,7 +5,6 @@ operator of a node changes them in a small TOML file, whose keys are the fields.
 a number of steps or a size is declared here once, by name, for all works.
 """
 
-import json
 import os
 import signal
 import threading
@@ -16,16 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from torch import Tensor
 
 from coterie.errors import CoterieError, UsageError
 from coterie.federation.account import STATISTICS
+from coterie.federation.tree import Tree, tree_leaves
+from coterie.federation.work import Each
 
 ENVIRONMENT = "COTERIE_NODE_POLICY"  # names the TOML file of a node's operator
-DAY = 86400.0
 
 BATCHES = frozenset({"batch", "decode_batch", "mirror_batch"})
-"""Settings that say how many rows a result is computed from: a whole number, or "all"."""
+"""Settings that say how many rows a batch has: a whole number, or "all". A node does not rely on them: it counts the
+rows that a work takes, whatever the setting is called."""
 STEPS = frozenset(
     {
         *("steps", "personal_steps", "inner_steps", "decode_steps", "encode_steps", "solve_steps", "distil_steps"),
@@ -59,16 +62,20 @@ class NodePolicy:
         works: patterns (`fnmatch`) of the names of works that may be run, among those of admitted modules
         methods: patterns of the names of methods that a server may declare
         rounds: largest number of rounds of one run in which this node takes part
-        least_batch: fewest rows that a result may be computed from
+        least_batch: fewest rows of a client that a work may take at a time
         steps: largest number of repetitions that an order may ask for, for each setting that counts them
         size: largest product of the sizes that an order may ask for
         orders: largest number of orders per run
         runs: largest number of different runs per day
         seconds: wall time per order; 0 for no limit
         message: largest order, in bytes
+        magnitude: largest absolute value among the parameters that an order sends; 0 for no limit
         secure: whether results leave this node in secure sums only, except for `reveal` single numbers
-        reveal: the most numbers of one client that one order may show where secure is on
+        reveal: the most single numbers of one client per round where secure is on
+        reveal_total: the most of them over all runs; 0 for fewer than the model has parameters
         partners: in secure sums, a client is hidden at least as in a sum of so many equals
+        target: whether what no sum and no noise hides may leave where secure or epsilon is on: exact replies of the
+            target, and what clients remember
         epsilon: the site's privacy budget over all runs; orders beyond it, or without noise, are refused. 0 for none
         delta: δ of that budget
     """
@@ -83,9 +90,12 @@ class NodePolicy:
     runs: int = 24
     seconds: float = 600.0
     message: int = 1 << 28
+    magnitude: float = 0.0
     secure: bool = False
     reveal: int = 4
+    reveal_total: int = 0
     partners: int = 2
+    target: bool = False
     epsilon: float = 0.0
     delta: float = 1e-5
 
@@ -120,9 +130,7 @@ class NodePolicy:
             )
         product = 1
         for key, value in _counts(static):
-            if key in BATCHES:
-                self._check_batch(key, value)
-            elif key in STEPS:
+            if key in STEPS:
                 _check_whole(key, value)
                 if value > self.steps:
                     raise PolicyError(
@@ -149,22 +157,63 @@ class NodePolicy:
         declared = f"the method {method[:80]} matches" if method else "the order declares no method, which matches"
         raise PolicyError(f"{declared} no pattern of methods; add it to methods in the node's policy")
 
-    def admit_open(self, work: str, numbers: int) -> None:
-        """Raise `PolicyError` where a result of so many numbers of one client may not leave by itself."""
-        if self.secure and numbers > self.reveal:
+    def admit_batch(self, work: str, rows: int, different: int | None) -> None:
+        """Raise `PolicyError` where a work takes too few rows of a client at a time.
+
+        Args:
+            work: the name of the work.
+            rows: how many rows it takes.
+            different: how many of them differ, where that is known. Batches are drawn with replacement, and a server
+                may choose among draws: half of least_batch must differ.
+        """
+        if rows < self.least_batch or (different is not None and 2 * different < self.least_batch):
+            what = f"{rows} rows" if rows < self.least_batch else f"{different} different rows"
             raise PolicyError(
-                f"{work} would show {numbers} numbers of one client, and this node is secure: it shows "
-                f"reveal = {self.reveal}, and more in sums only; run with federation.secure = true"
+                f"{work} would take {what} of a client, too few for least_batch = {self.least_batch}; "
+                "ask for a larger batch, or lower least_batch in the node's policy"
             )
 
-    def _check_batch(self, key: str, value: Any) -> None:
-        if type(value) is str:  # all rows, of which there are enough
+    def admit_parameters(self, work: str, sent: Tree) -> None:
+        """Raise `PolicyError` where an order sends parameters beyond `magnitude`; statistics are no parameters."""
+        if not self.magnitude or work.partition("/")[0] in STATISTICS:
             return
-        _check_whole(key, value)
-        if value < self.least_batch:
+        for leaf in tree_leaves(sent):
+            tensor = leaf.rows if isinstance(leaf, Each) else leaf
+            if isinstance(tensor, Tensor) and not bool((tensor.abs() <= self.magnitude).all()):
+                raise PolicyError(
+                    f"the order sends a parameter beyond magnitude = {self.magnitude:g}; "
+                    "take smaller steps, or raise magnitude in the node's policy"
+                )
+
+    def admit_exact(self, what: str) -> None:
+        """Raise `PolicyError` where something may not leave because neither sums nor noise hide it."""
+        if (self.secure or self.epsilon) and not self.target:
+            kind = "secure" if self.secure else "private (epsilon)"
             raise PolicyError(
-                f"{key} = {value} is below least_batch = {self.least_batch}; "
-                "ask for a larger batch, or lower least_batch in the node's policy"
+                f"this node is {kind}, and {what} leaves it as it is; choose a setting that does not ask for it, or "
+                "set target = true in the node's policy"
+            )
+
+    def admit_clear(self, work: str, in_round: int, in_all: int, model: int) -> None:
+        """Raise `PolicyError` where a client would show too many single numbers.
+
+        Args:
+            work: the work whose result it is.
+            in_round: how many numbers of the client the round would have shown.
+            in_all: how many all runs would have shown.
+            model: how many parameters the model has; 0 where that is not known.
+        """
+        if in_round > self.reveal:
+            raise PolicyError(
+                f"{work} would show {in_round} numbers of one client in one round, and this node is secure: it shows "
+                f"reveal = {self.reveal}, and more in sums only; run with federation.secure = true"
+            )
+        most = self.reveal_total or max(0, model - 1)
+        if in_all > most:
+            limit = f"reveal_total = {most}" if self.reveal_total else f"{most}, fewer than the model has parameters"
+            raise PolicyError(
+                f"{work} would bring the single numbers that this node has shown of one client to {in_all}; it shows "
+                f"{limit}; set reveal_total in the node's policy to admit more"
             )
 
 
@@ -188,6 +237,14 @@ def node_policy(path: str | Path | None = None, default: NodePolicy = NodePolicy
     return NodePolicy.read(chosen) if chosen else default
 
 
+def is_sampled(static: Mapping[str, Any]) -> bool:
+    """Whether a result depends on which rows are drawn: whether any batch is not "all"."""
+    values = dict(static)
+    for key in RECORDS & static.keys():
+        values |= static[key]._asdict() if hasattr(static[key], "_asdict") else {}
+    return any(type(values[key]) is not str for key in BATCHES & values.keys())
+
+
 def named_works(static: Mapping[str, Any]) -> list[Any]:
     """The names of further works among the settings of a work."""
     return [value for key, value in static.items() if key in WORKS]
@@ -200,7 +257,7 @@ def _counts(static: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             if not hasattr(value, "_asdict"):
                 raise PolicyError(f"{key} must be a named tuple, whose fields can be checked")
             yield from _counts(value._asdict())
-        elif key in BATCHES | STEPS | SIZES:
+        elif key in STEPS | SIZES:
             yield key, value
 
 
@@ -227,71 +284,6 @@ def _checked(key: str, value: Any, default: Any) -> Any:
     if type(value) not in numbers or not value >= 0:
         raise UsageError(f"{key} must be a number that is not negative, not {value!r}.")
     return type(default)(value)
-
-
-class Count(NamedTuple):
-    """What a run has asked of a node: orders, when the last one came, rounds, and the last of these."""
-
-    orders: int
-    last: float
-    rounds: int = 0
-    round: int = 0
-
-
-class Tally:
-    """Orders and rounds by run, so that a node stops after so many; with a folder, a restart does not begin to count
-    anew."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._path = None if folder is None else folder / "orders.json"
-        self._runs: dict[str, Count] = {}
-        if self._path is not None and self._path.is_file():
-            self._runs = _read_tally(self._path)
-
-    def add(self, run: str, policy: NodePolicy, now: float | None = None, round: int = 0) -> None:
-        """Count one order of a run, or raise `PolicyError` where that is one too many.
-
-        Args:
-            run: the name of the run.
-            policy: the policy of the node.
-            now: the time; that of the clock by default.
-            round: the round that the server declares; another one than before counts as a new one, 0 is none.
-        """
-        now = time.time() if now is None else now
-        self._runs = {name: entry for name, entry in self._runs.items() if now - entry.last < DAY}
-        known = self._runs.get(run, Count(0, now))
-        if known.orders >= policy.orders:
-            raise PolicyError(
-                f"this run has sent orders = {policy.orders} orders, the largest number; "
-                "raise orders in the node's policy"
-            )
-        if run not in self._runs and len(self._runs) >= policy.runs:
-            raise PolicyError(
-                f"runs = {policy.runs} different runs have sent orders within a day; raise runs in the node's policy"
-            )
-        new = round not in (0, known.round)
-        if new and known.rounds >= policy.rounds:
-            raise PolicyError(
-                f"this node has taken part in rounds = {policy.rounds} rounds of this run, the largest number; "
-                "ask for fewer rounds, or raise rounds in the node's policy"
-            )
-        self._runs[run] = Count(known.orders + 1, now, known.rounds + new, round or known.round)
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            draft = self._path.with_suffix(".new")
-            draft.write_text(json.dumps(self._runs), encoding="utf-8")
-            os.replace(draft, self._path)
-
-
-def _read_tally(path: Path) -> dict[str, Count]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            str(run): Count(int(orders), float(last), *map(int, rounds))
-            for run, (orders, last, *rounds) in found.items()
-        }
-    except (ValueError, TypeError, AttributeError):
-        raise UsageError(f"{path} is damaged; remove it to count the orders of runs anew.") from None
 
 
 @contextmanager

@@ -3,17 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.federation.remote.disclosures import Disclosures
 from coterie.federation.remote.messages import SECURE, Order, SecureOrder, Step
 from coterie.federation.remote.noise import gaussian
 from coterie.federation.secure import Refusal, Secure, checked_library
 from coterie.federation.secure.encoding import encoded
-from coterie.federation.secure.exposure import Exposure, KeptExposure
 from coterie.federation.secure.party import Party
 from coterie.federation.secure.primitives import BOX
 from coterie.federation.secure.summing import Task, flat, question
@@ -35,11 +34,11 @@ class Sums:
     """The secure sums of one node.
 
     Args:
-        folder: where it is kept which sums were shown, so that a restart does not forget them; None for nowhere.
+        disclosures: the account of the site, which knows the sums that were shown.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.exposure = Exposure() if folder is None else KeptExposure(folder / "exposure.jsonl")
+    def __init__(self, disclosures: Disclosures) -> None:
+        self._disclosures = disclosures
         self._open: dict[tuple[str, int], _Sum] = {}
 
     def answer(self, order: Order, run: Callable[[], Tree], partners: int) -> Tensor:
@@ -95,7 +94,7 @@ class Sums:
             raise Refusal("a coefficient exceeds 1")
         scales = dict(zip(asked.everyone, asked.scales.tolist(), strict=True))
         about = question(step.work, step.static, step.draw, step.shared)
-        self.exposure.check(about, scales, partners)
+        self._disclosures.check_sum(about, scales, partners)
         at.task, at.senders = Task(order.run, asked.phase, about, scales), asked.others
         leaves = tree_flatten(run())[0]
         rows = []
@@ -115,8 +114,7 @@ class Sums:
         if at.task is None:
             raise Refusal("nothing was summed yet")
         shown = {k: at.task.scales[k] for k in asked.others}
-        self.exposure.check(at.task.question, shown, partners)
-        self.exposure.note(at.task.question, shown)  # before anything leaves
+        self._disclosures.show_sum(at.task.question, shown, partners)  # before anything leaves
         rows = [at.parties[k].reveal(asked.others) for k in order.clients]
         senders = at.senders
         made = _bytes([b"".join(row[k] for k in senders) for row in rows])

@@ -9,6 +9,10 @@ from coterie.federation.secure.primitives import Words
 Numbers = NDArray[np.float64]
 
 
+class Unfit(Refusal):
+    """Numbers that cannot be summed; how large they are is not told."""
+
+
 def encoded(values: Numbers, secure: Secure, clients: int) -> Words:
     """The words of some numbers; numbers that are not finite or out of range are refused, never cut.
 
@@ -19,9 +23,9 @@ def encoded(values: Numbers, secure: Secure, clients: int) -> Words:
     """
     largest = float(np.abs(values).max(initial=0.0))
     if not np.isfinite(largest):
-        raise Refusal("not finite")
+        raise Unfit("not finite")
     if largest > secure.range:
-        raise Refusal(f"a number of magnitude {largest:.3g} exceeds federation.range = {secure.range:g}; raise it")
+        raise Unfit(f"a number exceeds federation.range = {secure.range:g} in magnitude; raise it")
     words: Words = np.rint(values * 2.0 ** secure.bits(clients)).astype(np.int64).view(np.uint64)
     return words
 

@@ -87,16 +87,16 @@ def question(work: str, static: Static | Mapping[str, Any], draw: int, shared: T
     Args:
         work: the name of the work.
         static: its settings.
-        draw: the key of its randomness.
+        draw: the key of its randomness; it counts where batches are drawn, and else changes nothing.
         shared: what clients are sent.
     """
-
     from coterie.federation.remote.codec import digest  # which is above: engines on networks use this module
+    from coterie.federation.remote.policy import is_sampled
 
     def common(leaf: Any) -> Any:
         return None if isinstance(leaf, Each) else leaf
 
-    return digest((work, dict(static), draw, tree_map(common, shared)))
+    return digest((work, dict(static), draw if is_sampled(static) else 0, tree_map(common, shared)))
 
 
 def question_of(call: Call) -> int:

@@ -18,21 +18,23 @@ is the inverse of the largest curvature of φ, max_{jk} |∂²φ/∂w_j∂w_k|, 
 Beyond the paper. `solver = "projected"` takes the same mirror steps from sums and single numbers, for secure runs: each
 asks for the sum Gᵀw and for one number ⟨∇L_0, g_k⟩ per client. `solver = "lagged"` asks for one sum and one number in
 all: the model moves with the weights of the round before, x⁺ = x − γGᵀw, and all mirror steps go along the slope at x⁺,
-so that no two sums of the same gradients can be compared. `solver = "quadratic"` takes all mirror steps on the
-second-order model of φ, for which one exchange is enough. `local_steps`: clients take local steps, and g_k = (x −
-x_k)/γ, so that φ judges the mean of their models. `server`: the direction Gᵀw goes through momentum, Adam or Yogi with
-a step of its own; φ still judges the plain step. `tie`: the penalty of methods/shared/ties.py on the weights of the
-active clients. `link = "logistic"`: weights by a saturating function of the slopes summed over all mirror steps
-(methods/shared/ties.py), so that clients of nearly equal merit have nearly equal weights; it has no step size.
+so that no two sums of the same gradients can be compared; where no client shows its number, the model takes the step
+and the weights stay. `solver = "quadratic"` takes all mirror steps on the second-order model of φ, for which one
+exchange is enough. `local_steps`: clients take local steps, and g_k = (x − x_k)/γ, so that φ judges the mean of their
+models. `server`: the direction Gᵀw goes through momentum, Adam or Yogi with a step of its own; φ still judges the plain
+step. `tie`: the penalty of methods/shared/ties.py on the weights of the active clients. `link = "logistic"`: weights by
+a saturating function of the slopes summed over all mirror steps (methods/shared/ties.py), so that clients of nearly
+equal merit have nearly equal weights; it has no step size.
 """
 
+from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from coterie.errors import UsageError
+from coterie.errors import NoClients, UsageError
 from coterie.federation import RESULT, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
 from coterie.methods.shared.optimisers import Moments, ServerRule, UpdateRule
@@ -218,9 +220,10 @@ def meritfed(
             return -step * usual.expand(fed.n).index_copy(0, who, dots)[ids]
 
         if solver == "lagged":
-            p = mixed(start)
-            fixed = slope_at(p, start, 0)
-            w, sums = learned(s, ids, start, lambda w, i: fixed, alpha(s))
+            p, w, sums = mixed(start), start, s.sums
+            with suppress(NoClients):  # the step is taken all the same: another sum at this model would tell too much
+                fixed = slope_at(p, start, 0)
+                w, sums = learned(s, ids, start, lambda w, i: fixed, alpha(s))
         else:
             w, sums = learned(s, ids, start, lambda w, i: slope_at(mixed(w), w, i), alpha(s))
             p = mixed(w)

@@ -22,7 +22,7 @@ from coterie.errors import UsageError
 from coterie.federation import LocalEngine, Shard, Stack, Static, work
 from coterie.federation.remote import Names, Node, NodePolicy, Store
 from coterie.federation.remote.messages import Order, Step
-from coterie.federation.tree import Tree
+from coterie.federation.tree import Tree, size
 from coterie.numerics import Draw
 from coterie.problems.base import Context
 from coterie.problems.files import reading
@@ -397,7 +397,8 @@ def prepared_node(
     if plan.balance:
         task = balanced(task, prepared, context)
     engine = LocalEngine(task, problem.train, problem.valid, None, "sequential")
-    node = PreparedNode(engine, (client,), Names(), store=store or Store(), policy=policy, shares_memory=shares_memory)
+    own: dict[str, Any] = {"store": store or Store(), "policy": policy, "shares_memory": shares_memory}
+    node = PreparedNode(engine, (client,), Names(), model=size(problem.start), **own)
     node.tests = problem.tests
     return node
 

@@ -224,7 +224,7 @@ class Supervised(Task):
 
         Activations are counted on two rows by hooks; the factor stands for what autograd keeps beside them.
         """
-        sample = rows.take(torch.zeros(2, dtype=torch.int64, device=rows.offset.device))
+        sample = rows.at(torch.zeros(2, dtype=torch.int64, device=rows.offset.device))
         activations = self.model.activation_numbers(self.inputs(sample)) // 2
         per_row = sum(c[:1].numel() * c.element_size() for c in rows.columns)
         width = self.model.start.element_size()
@@ -247,7 +247,7 @@ class Supervised(Task):
         """Rows whose layers' outputs are small enough to be kept by the allocator: larger ones go back to the system
         after every layer, which takes nearly as long as the arithmetic.
         """
-        numbers = self.model.activation_numbers(self.inputs(rows.take(rows.offset.new_zeros(1))))
+        numbers = self.model.activation_numbers(self.inputs(rows.at(rows.offset.new_zeros(1))))
         return max(64, min(self.block, QUICK_BYTES // max(1, numbers * self.model.start.element_size())))
 
     def outputs_and_labels(self, theta: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
