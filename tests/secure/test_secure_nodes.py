@@ -25,9 +25,10 @@ from coterie.federation.remote import (
     node_for,
 )
 from coterie.federation.remote.codec import decode, encode
-from coterie.federation.remote.disclosures import FILE
+from coterie.federation.remote.disclosures import FILE, Disclosures
 from coterie.federation.remote.messages import PROTOCOL, Order, SecureOrder, Step
 from coterie.federation.secure import Secure
+from coterie.federation.secure.party import Party
 from coterie.methods.registry import method_entry
 from coterie.numerics import Draw
 
@@ -111,8 +112,8 @@ def content(node: Node, order: Order) -> Any:
     return decode(node.handle(encode(order)), NAMES).content
 
 
-def step(static: dict[str, Any] | None = None) -> Step:
-    return Step("secure-tests/double", static or {}, 3, torch.zeros(5, dtype=torch.float64), None, False)
+def step(static: dict[str, Any] | None = None, draw: int = 3) -> Step:
+    return Step("secure-tests/double", static or {}, draw, torch.zeros(5, dtype=torch.float64), None, False)
 
 
 class Server:
@@ -126,10 +127,18 @@ class Server:
         self.number += 1
         return content(self.nodes[k], Order(PROTOCOL, self.number, kind, "r", (k,), what, ((),), secure))
 
-    def masked(self, phase: int, clients: tuple[int, ...], scales: list[float] | None = None) -> dict[int, Any]:
+    def masked(
+        self,
+        phase: int,
+        clients: tuple[int, ...],
+        scales: list[float] | None = None,
+        *,
+        size: float = 1e6,
+        draw: int = 3,
+    ) -> dict[int, Any]:
         """Up to the uploads of one sum, by client."""
         coefficients = torch.tensor(scales or [1.0] * len(clients), dtype=torch.float64)
-        base = SecureOrder(phase, clients, None, 1e6, 0)
+        base = SecureOrder(phase, clients, None, size, 0)
         keys = torch.cat([self.tell(k, "secure-keys", base) for k in clients])
         needed = len(clients) // 2 + 1
         boxes = [
@@ -142,7 +151,7 @@ class Server:
         for i, k in enumerate(clients):
             mine = torch.stack([box[0, i] for box in boxes])[None]
             about = base._replace(others=clients, boxes=mine, scales=coefficients)
-            answers[k] = self.tell(k, "secure-masked", about, step())
+            answers[k] = self.tell(k, "secure-masked", about, step(draw=draw))
         return answers
 
     def reveal(self, phase: int, clients: tuple[int, ...], survivors: tuple[int, ...]) -> dict[int, Any]:
@@ -206,6 +215,9 @@ def test_a_sum_of_one_client_is_refused_by_list_and_by_weight() -> None:
     server = Server(hosts(Rows(4)))
     assert refused(server.masked(1, (0,)), "a sum of 1 would show single updates")
     assert refused(server.masked(2, (0, 1, 2), [1.0, 1e-6, 1e-6]), "would show 100% of the update of client 0")
+    for phase, large in enumerate((1.5, -1.5, -5.0), 3):  # noise covers coefficients up to 1
+        assert refused(server.masked(phase, (0, 1, 2), [large] * 3), "a coefficient exceeds 1")
+    assert not refused(server.masked(9, (0, 1, 2), [-1.0] * 3), "")
 
 
 def test_a_phase_cannot_be_asked_again() -> None:
@@ -237,8 +249,40 @@ def test_a_secure_node_shows_no_vector() -> None:
     policy = NodePolicy(secure=True, least_batch=1, seconds=0.0)
     server = Server(hosts(Rows(4), policy=policy))
     found = server.tell(0, "run", None, step())
-    assert refused({0: found}, "would show 5 numbers of one client, and this node is secure: it shows reveal = 4")
+    assert refused({0: found}, "would show 10 numbers of one client in one round")  # 5 of 64 bits
     assert not refused(server.masked(1, (0, 1, 2)), "")
+
+
+def test_whether_numbers_can_be_summed_is_a_single_number() -> None:
+    """A server that chooses the range learns by each refusal whether a client's largest number exceeds it."""
+    policy = NodePolicy(secure=True, least_batch=1, seconds=0.0, reveal=2, reveal_total=100)
+    server = Server(hosts(Rows(4), policy=policy))
+    for phase in (1, 2, 3):
+        found = server.masked(phase, (1, 2, 3), size=1.0)
+        assert refused(found, "a number exceeds federation.range = 1 in magnitude")
+    assert refused(server.masked(4, (1, 2, 3)), "would show 3 numbers of one client in one round")
+
+
+def test_a_sum_is_on_the_disk_before_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server({k: next(iter(hosts(Rows(4), store=Store(tmp_path / str(k)), only=k).values())) for k in range(3)})
+    server.masked(1, (0, 1, 2))
+    revealed = Party.reveal
+
+    def reveal(party: Party, survivors: Any) -> Any:
+        with Disclosures(tmp_path / str(party.client))._change() as db:  # another process
+            assert db.execute("SELECT count(*) FROM sums").fetchone() == (1,)
+        return revealed(party, survivors)
+
+    monkeypatch.setattr(Party, "reveal", reveal)
+    assert not refused(server.reveal(1, (0, 1, 2), (0, 1, 2)), "")
+
+
+def test_sums_of_all_rows_at_one_model_are_compared_whatever_their_draws() -> None:
+    """After a skipped round an honest server asks again, with another draw, and another client is missing."""
+    server = Server(hosts(Rows(4)))
+    server.masked(1, (0, 1, 2, 3), draw=1)
+    server.reveal(1, (0, 1, 2, 3), (0, 1, 2, 3))
+    assert refused(server.masked(2, (0, 1, 2), draw=2), "2 sums of the same updates would show 100% of the update of")
 
 
 def test_partners_of_the_policy_hold_whatever_the_server_wants() -> None:

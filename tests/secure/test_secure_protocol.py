@@ -9,6 +9,7 @@ import pytest
 from coterie.federation.secure import Refusal, Secure
 from coterie.federation.secure.encoding import encoded
 from coterie.federation.secure.party import STAGES, Party
+from coterie.federation.secure.primitives import PRIME, SHARE, factors
 from coterie.federation.secure.summing import Summation, Task, TooFew, answer
 
 pytest.importorskip("cryptography", reason="secure sums need it: pip install 'coterie[secure]'")
@@ -91,6 +92,8 @@ def test_clients_that_were_told_different_things_have_masks_that_do_not_cancel()
 
     total = Summation(ask, SECURE, honest).run()
     assert np.abs(total.numbers - x.sum(0)).min() > 1.0
+    everyone = range(6)
+    assert honest.about(everyone) != honest._replace(scales={**honest.scales, 3: 0.5}).about(everyone)
 
 
 def bits(words: np.ndarray) -> np.ndarray:
@@ -139,11 +142,12 @@ def test_a_sum_of_one_client_is_refused() -> None:
 
 
 def test_a_list_without_the_own_key_or_with_one_key_twice_is_refused() -> None:
-    for forged in ({0: bytes(64), 1: bytes(64)}, None):
-        party, other = Party(0, "run", 1, SECURE), Party(1, "run", 1, SECURE)
+    for twice in (False, True):
+        party, other, false = (Party(k, "run", 1, SECURE) for k in (0, 1, 0))
         own = party.keys()
-        keys = forged or {0: own, 1: own, 2: other.keys()}
-        with pytest.raises(Refusal, match=r"own|same keys"):
+        keys = {0: own, 1: own, 2: other.keys()} if twice else {0: false.keys(), 1: other.keys()}
+        said = "two clients have the same keys" if twice else "the list of keys does not hold this client's own"
+        with pytest.raises(Refusal, match=said):
             party.shares(keys, 2)
 
 
@@ -189,15 +193,21 @@ def test_survivors_must_be_enough_and_of_the_sum() -> None:
             clients.summation().run()
 
 
-def test_a_wrong_share_is_noticed_where_a_key_is_rebuilt() -> None:
+@pytest.mark.parametrize("false", ["all", "one"])
+def test_a_wrong_share_is_noticed_where_a_key_is_rebuilt(false: str) -> None:
+    """Also one share alone, of the client that left, by which the rebuilt key is another one of the right length."""
     clients = Clients(values(), {"masked": {5}})
     summation = clients.summation()
     inner = summation.ask
 
     def ask(stage: str, messages: dict[int, Any]) -> dict[int, Any]:
         answers = inner(stage, messages)
-        if stage == "reveal":
+        if stage == "reveal" and false == "all":
             answers[0] = {k: bytes(66) for k in answers[0]}
+        elif stage == "reveal":
+            one_more = pow(factors([1, 2, 3, 4])[0], -1, PRIME)  # the key of client 5 and 2^9
+            share = int.from_bytes(answers[0][5], "little") + (one_more << 9)
+            answers[0] = {**answers[0], 5: (share % PRIME).to_bytes(SHARE, "little")}
         return answers
 
     summation.ask = ask

@@ -2,6 +2,7 @@
 the site that has them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,9 @@ def test_whoever_fails_in_the_handshake_is_left_out_and_named(tmp_path: Path) ->
     assert found.left_out["south"] == "it is not there"
     assert found.write(study.folder).stem == found.digest
     assert Agreement.read(study.folder, found.digest) == found
+    numeric = [{**column, "deviation": 2.0 * column["deviation"]} for column in found.preparation["numeric"]]
+    scales = {**found.preparation, "numeric": numeric}
+    assert replace(found, preparation=scales).digest != found.digest  # two agreements that differ in scales only
     with pytest.raises(UsageError, match="no agreement"):
         Agreement.read(study.folder, "other")
 
