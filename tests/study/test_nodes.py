@@ -17,11 +17,11 @@ from coterie.problems.sites.agreement import SECOND, agree
 from coterie.problems.sites.folder import Study
 from coterie.problems.sites.holding import HOME, Plan
 from coterie.problems.sites.terms import own_tables, terms_of
-from coterie.study.home import Home, SitePolicy, totals
+from coterie.study.home import PROTECTIONS, Home, Protection, SitePolicy, read_settings, suggested, totals
 from coterie.study.invitation import Invitation, expiry
 from coterie.study.jobs import for_sites, perform, share
 from coterie.study.node import Refusing, at_site
-from coterie.study.site import check, receive, what_leaves, what_stays
+from coterie.study.site import check, receive, what_is_learnt, what_leaves, what_stays
 
 
 class Recorded(InProcess):
@@ -66,13 +66,13 @@ def nodes(homes: Mapping[str, Home], job: dict[str, Any]) -> dict[Address, Node]
     return {name: at_site(home, json.loads(json.dumps(job))) for name, home in homes.items()}
 
 
-def agreed(study: Study, homes: Mapping[str, Home]) -> tuple[Config, Recorded]:
+def agreed(study: Study, homes: Mapping[str, Home], **settings: Any) -> tuple[Config, Recorded]:
     network = Recorded(nodes(homes, for_sites(study, "agree", study.sites)))
     job = {"study": str(study.folder), "stage": "agree", "timeout": 5.0, "patience": 0.2}
     digest = perform(job, lambda sites: network)["agreement"]
     flags: dict[str, Any] = {"run.rounds": 2, "run.threads": 1, "run.problem": "study", "run.engine": "nvflare"}
     flags |= {"problem.folder": str(study.folder), "problem.agreement": digest, "federation.patience": 0.2}
-    return load(None, {}, flags), network
+    return load(None, {}, flags | settings), network
 
 
 def test_a_study_from_handshake_to_model_and_no_value_of_a_row_leaves(tmp_path: Path, capfd: Any) -> None:
@@ -101,6 +101,32 @@ def test_a_study_from_handshake_to_model_and_no_value_of_a_row_leaves(tmp_path: 
         (model,) = receive(home, home.folder / "taken")
         assert (model / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
         assert "clients" not in json.loads((model / "preprocess.json").read_text())
+
+
+TOGETHER = {"federation.secure": True, "method.solver": "lagged"}
+NOISY = {"privacy.clip": 1.0, "privacy.noise": 10.0}
+
+
+@pytest.mark.parametrize(("protection", "settings"), [("sums", TOGETHER), ("noise", NOISY)])
+def test_a_study_is_protected_as_its_settings_say(
+    tmp_path: Path, protection: Protection, settings: dict[str, Any]
+) -> None:
+    """With what `study new` writes for partners, a run of that kind ends well; in a run in the open no site answers."""
+    pytest.importorskip({"sums": "cryptography", "noise": "dp_accounting"}[protection], reason="an extra of coterie")
+    study, homes = made(tmp_path, PROTECTIONS[protection])
+    for k, chosen in enumerate(({}, settings)):
+        config, _ = agreed(study, homes, **chosen)
+        there = Recorded(nodes(homes, for_sites(study, "train", study.sites, config)))
+        out = tmp_path / f"out-{k}"
+        job = {"study": str(study.folder), "stage": "train", "config": config.as_toml(), "folder": str(out)}
+        done = perform({**job, "force": False, "share": False}, lambda sites, there=there: there)
+        assert done["outcome"] == "finished", done["message"]
+        events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
+        refused = {event["client"]: event["reason"] for event in events if event["event"] == "refused"}
+        assert sorted(refused) == ([] if k else [0, 1, 2])  # the coordinator's own rows are client 3
+        assert all("is secure" in reason or "asks for no noise" in reason for reason in refused.values())
+    if protection == "noise":  # the statistics of the handshake are exact, and said to be
+        assert any(text.startswith("statistics: ") for text in done["privacy"]["not_covered"])
 
 
 @pytest.mark.parametrize(
@@ -188,3 +214,25 @@ def test_a_site_is_told_what_leaves(tmp_path: Path) -> None:
     assert not any("category" in line for line in less)
     assert check(tmp_path / "sites" / "north.csv", homes["north"].invitation, None).fits
     assert __version__ == homes["north"].invitation.version
+
+
+@pytest.mark.parametrize(
+    ("protection", "more", "said"),
+    [
+        ("trust", "", "single rows of yours: each answer is from at least 16 rows"),
+        (
+            "sums",
+            "",
+            "1 single numbers of yours per round (fewer than the model has parameters in all), and sums over at",
+        ),
+        ("sums", "target = true", "single rows of yours: policy.target = true"),
+        ("noise", "", "hardly anything of a single row, whatever it asks: every answer in training has noise"),
+        ("noise", "target = true", "all that answers of a target tell, which policy.target = true lets leave"),
+    ],
+)
+def test_a_site_is_told_what_a_curious_coordinator_could_learn(
+    tmp_path: Path, protection: Protection, more: str, said: str
+) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(suggested(protection) + more)
+    assert what_is_learnt(read_settings(path)[0].node).startswith(said)

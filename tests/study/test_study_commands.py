@@ -24,6 +24,7 @@ def test_a_partner_looks_first(tmp_path: Path) -> None:
     assert fine.exit_code == 0, fine.output
     assert "What will leave this site" in fine.output
     assert "67 rows fit the study" in fine.output
+    assert "A curious coordinator could learn: single rows of yours: each answer is from at least 8 rows" in fine.output
     other = write(tmp_path / "other.csv", rows(3, 40), lambda r: {**r, "sick": "Yes" if r["sick"] else "No"})
     bad = RUNNER.invoke(app, ["site", "check", str(other), "--invitation", path])
     assert bad.exit_code == 1
@@ -32,6 +33,7 @@ def test_a_partner_looks_first(tmp_path: Path) -> None:
     settings.write_text("[data]\nalign_labels = true\n")
     mended = RUNNER.invoke(app, ["site", "check", str(other), "--invitation", path, "--policy", str(settings)])
     assert mended.exit_code == 0, mended.output
+    assert f"--data {other} --policy {settings}" in mended.output
     old = Invitation("demo", "north", "nvflare", "localhost:1", expiry(-1.0), terms, {})
     late = RUNNER.invoke(app, ["site", "check", str(other), "--invitation", str(old.write(tmp_path / "old.invite"))])
     assert isinstance(late.exception, UsageError)

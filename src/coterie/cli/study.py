@@ -1,9 +1,11 @@
 """Studies: a coordinator's commands (study) and a partner's (site), and doctor."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from click import Choice
 
 from coterie.cli.app import Json, Sets, app, given, new_folder, print_json, print_rows
 from coterie.errors import UsageError
@@ -45,8 +47,12 @@ def new(
     scaling: Annotated[Literal["common", "own", "robust"], typer.Option(help="As in problem files.")] = "common",
     impute: Annotated[Literal["mean", "median", "regression"], typer.Option(help="As in problem files.")] = "mean",
     days: Days = 30,
+    protection: Annotated[
+        Literal["trust", "sums", "noise"] | None,
+        typer.Option("--protect", help="What protects partners from a curious coordinator; asked for if not given."),
+    ] = None,
 ) -> None:
-    """Make a study of your file: study.toml, certificates, and one invitation per partner.
+    """Make a study of your file: study.toml, certificates, one invitation per partner, and settings for their sites.
 
     With --engine embedded it can only be tried on this machine, by `coterie study trial`.
     """
@@ -72,11 +78,15 @@ def new(
         print(Study(folder, folder.resolve().name, terms, data, engine).write())
     else:
         from coterie.study import coordinator
+        from coterie.study.home import suggested
 
         _, invitations = coordinator.new(
             folder, terms, data, engine=engine, host=host, port=port, partners=_listed(partners), days=days
         )
         print(folder / "study.toml")
+        chosen = protection or _asked_protection()
+        (folder / "site.toml").write_text(suggested(chosen), encoding="utf-8")
+        print(f"{folder / 'site.toml'}    (settings for the partners' sites, protected by {chosen}: send it along)")
         for path in invitations:
             print(f"{path}    (holds keys: send it to this partner only)")
     print(f"Partners are told: {', '.join(terms.form.features)}; label {terms.label}; rounded quartiles of numbers;")
@@ -260,6 +270,7 @@ def check(
         print(f"{key}: {value}")
     _print("What will leave this site", partner.what_leaves(found.terms, read_settings(policy)[0]))
     _print("What never leaves it", partner.what_stays(found.terms))
+    print(f"\nA curious coordinator could learn: {partner.what_is_learnt(read_settings(policy)[0].node)}.")
     _print("Notes", list(checked.found.notes))
     faults = [f"{fault.what}\n    {fault.remedy}" for fault in checked.found.faults]
     _print("Faults, which only you are told", [*faults, *([checked.refusal] if checked.refusal else [])])
@@ -268,7 +279,8 @@ def check(
     if not checked.fits:
         raise typer.Exit(1)
     print(f"\n{data.name}: {checked.found.rows} rows fit the study.")
-    print(f"Then: coterie site join --invitation {invitation} --data {data}")
+    named = f" --policy {policy}" if policy else ""
+    print(f"Then: coterie site join --invitation {invitation} --data {data}{named}")
 
 
 @site.command(epilog="Example: coterie site join --invitation north.invite --data theirs.csv --policy site.toml")
@@ -374,6 +386,18 @@ def doctor(
             print(f"{'ok   ' if row['fine'] else 'FAULT'} {row['what']}: {row['seen']} {row['remedy']}".rstrip())
     if not all(one.fine for one in found):
         raise typer.Exit(1)
+
+
+def _asked_protection() -> Literal["trust", "sums", "noise"]:
+    """What protects the partners from a curious coordinator; trust, where nobody can be asked."""
+    if not sys.stdin.isatty():
+        return "trust"
+    print("What protects your partners from a curious coordinator? trust: nothing, it could compute single rows.")
+    print("sums: training leaves in sums over sites only. noise: every answer has noise; models are less accurate.")
+    choice: Literal["trust", "sums", "noise"] = typer.prompt(
+        "trust, sums or noise", type=Choice(["trust", "sums", "noise"]), default="trust"
+    )
+    return choice
 
 
 def _print(title: str, lines: list[str]) -> None:

@@ -194,10 +194,10 @@ def check_deployable(config: Config, method: Method, problem: Problem) -> None:
             f"problem.attack = {attack.name} alters replies, which nodes on {engine} do not do of their own accord; "
             "use run.engine = local, or attack = label-flip, which alters data."
         )
-    if config.privacy != PrivacyTable() and config.run.problem in ("files", "study"):
+    if config.privacy != PrivacyTable() and config.run.problem == "files":
         raise UsageError(
-            f"[privacy] on {engine} hides updates and not the statistics of columns, which {config.run.problem} "
-            "exchanges before; leave it out, or use a problem without them."
+            f"[privacy] on {engine} hides updates and not the statistics of columns, which files exchanges before; "
+            "leave it out, use a problem without them, or make a study, whose sites agree on them first."
         )
     if config.faults != FaultsTable():
         raise UsageError(f"[faults] are simulated with run.engine = local; {engine} has real ones. Leave them out.")

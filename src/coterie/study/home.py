@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from platformdirs import user_state_path
 
@@ -32,6 +32,30 @@ INVITATION, SETTINGS, JOURNAL, RECEIVED, KIT, MEMORY = (
     "memory",
 )
 STAGES = ("agree", "train")
+Protection = Literal["trust", "sums", "noise"]
+PROTECTIONS: dict[Protection, str] = {
+    "trust": """
+# The partners trust the coordinator: from enough answers it can compute single rows.
+least_batch = 16
+""",
+    "sums": """
+# Training leaves a site in sums over several sites, and in few single numbers. Runs need:
+#   coterie run --study STUDY --set federation.secure=true --set method.solver=lagged
+secure = true
+reveal = 1          # single numbers of this site per round
+reveal_total = 0    # and over all runs; 0: fewer than the model has parameters
+magnitude = 100.0   # parameters beyond this are refused: steep models single rows out
+least_batch = 16
+""",
+    "noise": """
+# Every answer in training has noise, and all runs together one budget. Runs need:
+#   coterie run --study STUDY --set privacy.clip=1.0 --set privacy.noise=10.0
+epsilon = 3.0
+delta = 1e-5
+least_batch = 16
+""",
+}
+"""What `study new` writes for partners by what protects them from a curious coordinator."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +108,12 @@ class SitePolicy:
         if rows < self.least_rows:
             return f"policy.least_rows = {self.least_rows} asks for more rows than the {rows} of the file"
         return None
+
+
+def suggested(protection: Protection) -> str:
+    """A site's settings for such a study: the text of a TOML file."""
+    first = "# Settings of a site, for: coterie site join --policy site.toml. Every partner decides on them.\n[policy]"
+    return first + PROTECTIONS[protection]
 
 
 def read_settings(path: Path | None) -> tuple[SitePolicy, Choices]:

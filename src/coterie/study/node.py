@@ -6,6 +6,7 @@ the reason only.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,9 @@ def _at_site(home: Home, job: Mapping[str, Any]) -> Node:
         return Refusing(home, ABOUT["policy"])
     client = list(job["sites"]).index(invitation.site)
     store = Store(home.folder / MEMORY)
-    if stage == "agree":
-        return _as_site(raw_node(found.tables, client, policy=policy.node, store=store), RawAtSite, home)
+    if stage == "agree":  # statistics over all rows, which policy.stages admits and `site check` lists
+        exact = replace(policy.node, secure=False, epsilon=0.0)
+        return _as_site(raw_node(found.tables, client, policy=exact, store=store), RawAtSite, home)
     plan = Plan(**job["plan"])
     if not _admits(plan.model, policy.models):
         return Refusing(home, f"{ABOUT['policy']}: policy.models does not admit the network")

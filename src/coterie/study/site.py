@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coterie.errors import RunError, UsageError
+from coterie.federation.remote import NodePolicy
 from coterie.problems.sites.holding import HOME, Examined, examine
 from coterie.problems.sites.terms import Terms
 from coterie.storage import sole_user
@@ -62,6 +63,37 @@ def what_leaves(terms: Terms, policy: SitePolicy) -> list[str]:
     if policy.shares_memory:
         lines.append("models that your site remembers, for the coordinator's records")
     return lines
+
+
+def what_is_learnt(policy: NodePolicy) -> str:
+    """What a curious coordinator could learn of this site's rows in training, in one sentence."""
+    if policy.epsilon and policy.target:
+        return (
+            "all that answers of a target tell, which policy.target = true lets leave without noise, single rows with "
+            "them"
+        )
+    if policy.epsilon:
+        return (
+            f"hardly anything of a single row, whatever it asks: every answer in training has noise, and all runs "
+            f"together at most ε = {policy.epsilon:g} (δ = {policy.delta:g})"
+        )
+    if policy.secure and policy.target:
+        return "single rows of yours: policy.target = true lets exact answers of a target and your memory leave"
+    if policy.secure:
+        total = policy.reveal_total or "fewer than the model has parameters"
+        steep = (
+            "" if policy.magnitude else ", and set policy.magnitude, as models that are steep enough single rows out"
+        )
+        numbers = f"{policy.reveal} single numbers of yours per round ({total} in all), and " if policy.reveal else ""
+        return (
+            f"{numbers}sums over at least {policy.partners} sites, which at one model differ by little more than your "
+            f"part where another site is missing; only noise hides a row (policy.epsilon){steep}"
+        )
+    return (
+        "single rows of yours: each answer is from at least "
+        f"{policy.least_batch} rows, but about as many answers as you have rows determine them, or few at steep "
+        "models; only noise prevents it (policy.epsilon)"
+    )
 
 
 def what_stays(terms: Terms) -> list[str]:
