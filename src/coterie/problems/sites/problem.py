@@ -5,7 +5,7 @@ target: its file is split as in problem `files`. With `everyone`, every site is 
 and the coordinator measures its own model only.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -111,7 +111,7 @@ def load_study(
 
     own = tables.holders[0]
     return AtCoordinator(
-        context,
+        replace(context, statistics=None),  # those of the handshake were exact
         (*(Holder(site.name, Path(site.name), site.rows) for site in agreement.sites), own),
         prepared,
         agreement.ledger,
