@@ -30,6 +30,7 @@ ORDER = (
     "numerics",
     "federation",
     "problems",
+    "ensemble",
     "methods",
     "experiment",
     "testing",

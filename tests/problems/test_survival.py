@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coterie.advise.mixtures import values_and_gradients
 
 from coterie.advise.advise import Effort, advise
-from coterie.advise.mixtures import values_and_gradients
 from coterie.advise.page import write
 from coterie.advise.scores import TIMES, area, chosen, comparable, concordance, few_events
 from coterie.errors import UsageError

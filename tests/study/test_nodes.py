@@ -10,10 +10,11 @@ import pytest
 from hospitals import hospitals, private_values, rows, write
 
 from coterie import __version__
+from coterie.engines.embedded import plan_of
 from coterie.errors import NoClients, RunError
 from coterie.experiment.config import Config, load
 from coterie.federation.remote import Address, Beside, InProcess, Message, Node, Policy, Trouble
-from coterie.problems.sites.agreement import SECOND, agree
+from coterie.problems.sites.agreement import SECOND, Agreement, agree
 from coterie.problems.sites.folder import Study
 from coterie.problems.sites.holding import HOME, Plan
 from coterie.problems.sites.terms import own_tables, terms_of
@@ -66,6 +67,10 @@ def nodes(homes: Mapping[str, Home], job: dict[str, Any]) -> dict[Address, Node]
     return {name: at_site(home, json.loads(json.dumps(job))) for name, home in homes.items()}
 
 
+def training_plan(study: Study, config: Config) -> Plan:
+    return plan_of(config, Agreement.read(study.folder, config.problem["agreement"]))
+
+
 def agreed(study: Study, homes: Mapping[str, Home], **settings: Any) -> tuple[Config, Recorded]:
     network = Recorded(nodes(homes, for_sites(study, "agree", study.sites)))
     job = {"study": str(study.folder), "stage": "agree", "timeout": 5.0, "patience": 0.2}
@@ -78,7 +83,7 @@ def agreed(study: Study, homes: Mapping[str, Home], **settings: Any) -> tuple[Co
 def test_a_study_from_handshake_to_model_and_no_value_of_a_row_leaves(tmp_path: Path, capfd: Any) -> None:
     study, homes = made(tmp_path)
     config, first = agreed(study, homes)
-    second = Recorded(nodes(homes, for_sites(study, "train", study.sites, config)))
+    second = Recorded(nodes(homes, for_sites(study, "train", study.sites, training_plan(study, config))))
     out = tmp_path / "out"
     job = {"study": str(study.folder), "stage": "train", "config": config.as_toml(), "folder": str(out)}
     done = perform({**job, "force": False, "share": True}, lambda sites: second)
@@ -116,7 +121,7 @@ def test_a_study_is_protected_as_its_settings_say(
     study, homes = made(tmp_path, PROTECTIONS[protection])
     for k, chosen in enumerate(({}, settings)):
         config, _ = agreed(study, homes, **chosen)
-        there = Recorded(nodes(homes, for_sites(study, "train", study.sites, config)))
+        there = Recorded(nodes(homes, for_sites(study, "train", study.sites, training_plan(study, config))))
         out = tmp_path / f"out-{k}"
         job = {"study": str(study.folder), "stage": "train", "config": config.as_toml(), "folder": str(out)}
         done = perform({**job, "force": False, "share": False}, lambda sites, there=there: there)
@@ -166,7 +171,7 @@ def test_a_policy_bars_columns_models_and_stages(tmp_path: Path) -> None:
     assert isinstance(node, Refusing)
     study, homes = made(tmp_path / "other", 'models = ["logistic"]\nreceive = false\n')
     config, _ = agreed(study, homes)
-    job = for_sites(study, "train", study.sites, config)
+    job = for_sites(study, "train", study.sites, training_plan(study, config))
     assert not isinstance(at_site(homes["north"], job), Refusing)
     for model in ("mlp", "os:system"):
         plan = Plan(**job["plan"])._replace(model=model)._asdict()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hospitals import hospitals
 from safetensors.torch import load_file
-from test_nodes import agreed, made, nodes
+from test_nodes import agreed, made, nodes, training_plan
 from test_sites import SAME, quiet, study_of
 from typer.testing import CliRunner
 
@@ -82,7 +82,7 @@ def collaborated(folder: Path) -> tuple[dict[str, Home], ByAddress, Path]:
     flags = {"run.method": "collaborate", "run.problem": "study", "run.engine": "nvflare", "run.rounds": 2}
     flags |= {f"problem.{key}": config.problem[key] for key in ("folder", "agreement")}
     config = load(None, {}, {**flags, "run.threads": 1, "federation.patience": 0.2})
-    network = ByAddress(nodes(homes, for_sites(study, "train", study.sites, config)))
+    network = ByAddress(nodes(homes, for_sites(study, "train", study.sites, training_plan(study, config))))
     out = folder / "out"
     job = {"study": str(study.folder), "stage": "train", "config": config.as_toml(), "folder": str(out)}
     done = perform({**job, "force": False, "share": True}, lambda sites: network)

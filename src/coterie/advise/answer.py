@@ -1,20 +1,20 @@
 """`coterie.advise` from Python: data frames, arrays or files in, an `Advice` out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
 from shutil import copytree, rmtree
 from tempfile import mkdtemp
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from weakref import finalize
 
 import numpy as np
 from rich.console import Console
-from torch import nn
 
 from coterie.advise import advise as finding
 from coterie.advise import page
+from coterie.ensemble.stack import Stack
 from coterie.errors import UsageError
 from coterie.experiment import config as configuration
 from coterie.experiment.predict import load_model, outputs_of, shares_of, values_of
@@ -24,7 +24,6 @@ from coterie.problems.files.prepare import Preparation
 from coterie.problems.files.reading import Unreadable
 from coterie.report.card import write_card
 
-ROUNDS = 60
 WIDTH = 110  # columns of the text
 HEIGHT = 720  # pixels of the page in a notebook
 KEYWORDS = "In Python, problem.NAME of this message is the keyword NAME of coterie.advise."
@@ -35,13 +34,12 @@ class Partner(NamedTuple):
 
     Args:
         name: as it was given.
-        verdict: helps, may help, no use, harms, or cannot tell.
-        probability: that it helps.
-        gain: of training with it over training alone, in the measure that decides.
+        verdict: helps, nothing, left out, differs, or copy.
+        probability: that it improves your model.
+        gain: with it alone beside you, over your own models, in the measure that decides.
         low: lower end of the 95 % interval of the gain.
         high: upper end.
-        agreement: of its labels with what your rows teach; 1 is as your own, 0 nothing, −1 the opposite.
-        weight: the learned weight.
+        share: of the delivered model.
         rows: how many it has.
         reason: of the verdict.
     """
@@ -52,8 +50,7 @@ class Partner(NamedTuple):
     gain: float
     low: float
     high: float
-    agreement: float
-    weight: float
+    share: float
     rows: int
     reason: str
 
@@ -74,7 +71,7 @@ class Advice:
         self.data, self.folder, self._labels = dict(data), folder, dict(labels or {})
         if temporary:
             finalize(self, rmtree, folder, ignore_errors=True)
-        self._loaded: tuple[nn.Module, Preparation] | None = None
+        self._loaded: tuple[Stack, Preparation] | None = None
 
     @property
     def answer(self) -> str:
@@ -83,7 +80,7 @@ class Advice:
 
     @property
     def worth_it(self) -> str:
-        """Whether training together is worth it: yes, probably, no, or not shown."""
+        """Whether training together is worth it: yes, not yet, or no."""
         return str(self.data["worth_it"])
 
     @property
@@ -92,15 +89,14 @@ class Advice:
         return tuple(map(_partner, self.data["partners"]))
 
     @property
-    def weights(self) -> dict[str, float]:
-        """The learned weights by partner, and of your own rows ("mine") where they have one."""
-        found = {partner.name: partner.weight for partner in self.partners}
-        own = self.data["own_weight"]
-        return found if own is None else {**found, MINE: float(own)}
+    def shares(self) -> dict[str, float]:
+        """Whose models the delivered one consists of: by partner, "you", and "together" for your model that takes the
+        partners' predictions as inputs."""
+        return dict(self.data["delivered"]["shares"])
 
     @property
-    def model(self) -> nn.Module:
-        """The trained model, a torch module that takes prepared inputs; `predict` takes rows as they are."""
+    def model(self) -> Stack:
+        """The delivered model; `predict` takes rows as they are."""
         return self._model()[0]
 
     @property
@@ -112,7 +108,7 @@ class Advice:
         return np.array([self._labels[name] for name in names] if set(names) <= self._labels.keys() else list(names))
 
     def predict(self, rows: Any) -> np.ndarray:
-        """The predicted classes or numbers of some rows.
+        """The predicted classes or numbers of some rows; of times a risk, the larger the earlier the event.
 
         Args:
             rows: a data frame, a mapping of arrays by column, or the path of a file, with the columns of your table.
@@ -120,6 +116,8 @@ class Advice:
         net, prepared = self._model()
         outputs = outputs_of(net, prepared, self._source(rows), [])
         classes = self.classes
+        if net.goal.edges:
+            return net.goal.predictions(outputs.numpy())[:, 0]
         if classes is None:
             return values_of(prepared, outputs).numpy()
         return classes[shares_of(outputs).argmax(1).numpy()]
@@ -143,15 +141,28 @@ class Advice:
             force: empty an existing result folder first.
         """
         path = Path(folder)
+        if not (self.folder / "model").is_dir():
+            raise UsageError("the model holds estimators of your program and cannot be stored; use advice.predict.")
         prepare(path, force=force)
         copytree(self.folder, path, dirs_exist_ok=True)
         page.write(path)
         write_card(path)
         return path
 
-    def _model(self) -> tuple[nn.Module, Preparation]:
+    def hold(self, model: Stack, prepared: Preparation) -> None:
+        """Use this model, without reading it from the folder.
+
+        Args:
+            model: the delivered one.
+            prepared: how rows become its inputs.
+        """
+        self._loaded = model, prepared
+
+    def _model(self) -> tuple[Stack, Preparation]:
         if self._loaded is None:
-            self._loaded = load_model(self.folder / "model")
+            net, prepared = load_model(self.folder / "model")
+            assert isinstance(net, Stack)
+            self._loaded = net, prepared
         return self._loaded
 
     def _source(self, rows: Any) -> Any:
@@ -186,8 +197,7 @@ def _partner(entry: Mapping[str, Any]) -> Partner:
         entry["gain"]["value"],
         entry["gain"]["low"],
         entry["gain"]["high"],
-        entry["agreement"]["value"],
-        entry["weight"]["value"],
+        entry["share"],
         entry["rows"],
         entry["reason"],
     )
@@ -198,12 +208,11 @@ def advise(
     partners: Any,
     label: str,
     *,
-    method: str | None = None,
-    rounds: int = ROUNDS,
+    event: str | None = None,
     seed: int = 0,
-    contributions: Literal["loo", "shapley"] | None = None,
     measure: str = "auto",
-    effort: Any = None,
+    cautious: bool = False,
+    models: Sequence[Any] = (),
     out: str | Path | None = None,
     force: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -219,28 +228,27 @@ def advise(
         mine: your own table.
         partners: the partners' tables by name; or a pattern of files, such as "sites/*.csv".
         label: the column to predict.
-        method: what learns the weights.
-        rounds: of each training.
-        seed: fixes splits, starts and every draw.
-        contributions: also find what each partner adds, by leave-one-out ("loo") or "shapley".
+        event: the column that tells whether the event happened, where the label is a time.
+        seed: fixes the folds and the trees.
         measure: what to decide by, such as "auc", "accuracy" or "r2"; "auto" follows the label.
-        effort: how much is tried, a `coterie.advise.advise.Effort`.
+        cautious: use partners' models only where they are better by a standard error.
+        models: further estimators (with fit and predict_proba, or predict) that you and every partner fit.
         out: a folder for advice.json, the page and the model; by default a temporary one, see `Advice.save`.
         force: empty an existing result folder first.
         progress: called with messages on the way, for example print.
-        settings: of the problem, as in `coterie list problems files`: kind, model, drop, missing, units and others.
+        settings: how tables are read: kind, categorical, drop, missing, keep, units, align_labels, repair.
 
     Example:
         >>> import numpy as np, coterie
-        >>> from coterie.advise.advise import Effort
         >>> rng = np.random.default_rng(0)
-        >>> def rows(n, flipped=False):
+        >>> def rows(n, shuffled=False):
         ...     x = rng.normal(size=(n, 2))
-        ...     return {"a": x[:, 0], "b": x[:, 1], "ill": (x.sum(1) > 0) ^ flipped}
-        >>> tables = {"north": rows(60), "east": rows(60, flipped=True)}
-        >>> advice = coterie.advise(rows(40), tables, "ill", rounds=20, effort=Effort(1, 99, 0))
+        ...     ill = x.sum(1) + rng.normal(size=n) > 0
+        ...     return {"a": x[:, 0], "b": x[:, 1], "ill": rng.permutation(ill) if shuffled else ill}
+        >>> tables = {"north": rows(300), "east": rows(300, shuffled=True)}
+        >>> advice = coterie.advise(rows(40), tables, "ill")
         >>> {partner.name: partner.verdict for partner in advice.partners}["east"]
-        'harms'
+        'left out'
         >>> bool(advice.predict({"a": [2.0], "b": [2.0]})[0])
         True
     """
@@ -253,23 +261,29 @@ def advise(
     if categories:
         left_out = {*chosen.get("drop", ()), *chosen.get("categorical", ())}
         chosen["categorical"] = [*chosen.get("categorical", ()), *(c for c in categories if c not in left_out)]
-    flags = {"run.problem": "files", "run.rounds": rounds, "run.seed": seed}
-    flags |= {} if method is None else {"run.method": method}
+    flags = {"run.problem": "files", "run.seed": seed} | ({} if event is None else {"problem.event": event})
     flags |= {f"problem.{key}": list(value) if isinstance(value, tuple) else value for key, value in chosen.items()}
     flags |= {"problem.clients": held.clients, "problem.target": held.target, "problem.label": label}
     config = configuration.load(None, {}, flags)
     folder = Path(mkdtemp(prefix="coterie-") if out is None else out)
     advice = Advice({}, folder, held.labels(), temporary=out is None)
-    more = {} if effort is None else {"effort": effort}
     try:
         with holding(held):
-            advice.data = finding.advise(
-                config, folder, values=contributions, measure=measure, say=progress or _silent, force=force, **more
+            found = finding.advise(
+                config,
+                folder,
+                measure=measure,
+                cautious=cautious,
+                models=models,
+                say=progress or _silent,
+                force=force,
             )
     except UsageError as error:
         if "problem." in str(error):
             error.add_note(KEYWORDS)
         raise
+    advice.data = found.advice
+    advice.hold(found.model, found.prepared)
     if out is not None:
         page.write(folder)
         write_card(folder)

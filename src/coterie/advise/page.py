@@ -10,19 +10,14 @@ from rich.table import Table
 
 from coterie.advise.sentences import (
     MEANINGS,
-    STRATEGIES,
-    WITH_TREES,
-    bound_text,
-    certainty_text,
-    choice_text,
-    contributions_text,
+    curve_text,
+    gain_text,
     interval_text,
     measure_of,
     measures_of,
     method_text,
-    next_text,
+    own_text,
     sure_text,
-    trees_text,
     value_text,
 )
 from coterie.errors import UsageError
@@ -33,20 +28,15 @@ from coterie.report.svg import Chart, esc
 from coterie.report.terminal import size_text
 from coterie.storage import make_folder, write_atomically
 
-VERSION = 2  # of advice.json
+VERSION = 3  # of advice.json
 MARKS = {  # a mark, the terminal's colour, and the chart's classes
     "helps": ("▲", "green", "s0 f0"),
-    "may help": ("△", "green", "s2 f2"),
-    "no use": ("●", "dim", "axis soft"),
-    "harms": ("▼", "red", "s1 f1"),
-    "cannot tell": ("?", "dim", "axis soft"),
+    "nothing": ("●", "dim", "axis soft"),
+    "left out": ("–", "dim", "axis soft"),
+    "differs": ("?", "yellow", "s2 f2"),
+    "copy": ("=", "dim", "axis soft"),
 }
 WIDTH, ROW, MARGIN = 260, 26, 12
-MODELS = {  # what people call the models, for a class and for a number
-    "logistic": ("logistic regression", "linear regression"),
-    "mlp": ("a neural network (mlp)",) * 2,
-    "cnn": ("a convolutional network (cnn)",) * 2,
-}
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -69,28 +59,16 @@ def write(folder: Path, out: Path | None = None) -> Path:
     return path
 
 
-def model_text(data: dict[str, Any]) -> str:
-    """The model in words."""
-    if data["kind"] == "survival" and data["model"] == "logistic":
-        return "proportional hazards"
-    words = MODELS.get(data["model"])
-    return str(data["model"]) if words is None else words[0 if data["classes"] else 1]
-
-
 def page(advice: dict[str, Any]) -> str:
     """A page that needs nothing else: light and dark, on a phone and on paper."""
     data, measure = advice["data"], measure_of(advice)
+    partners = sorted(advice["partners"], key=lambda p: -float(p["gain"]["value"]))
     sections = [
-        _section(
-            "Who helps", figure(intervals(advice["partners"], measure), []), _partners(advice["partners"], measure)
-        ),
-        _section("Is it worth it?", *_worth(advice)),
-        _section("What to do next", _list(next_text(advice))),
+        _section("What to do next", _p(advice["next"])),
+        _section("Who helps", figure(intervals(partners, measure), []), _partners(partners, measure)),
+        _section("Is it worth it?", _p(own_text(advice)), _shares(advice), _curve(advice, measure)),
         _section("What it costs", tiles(_cost(advice["cost"]))),
-        _section("How sure is this?", *map(_p, certainty_text(advice))),
     ]
-    if advice["contributions"]:
-        sections.insert(1, _section("What each partner adds", *_contributions(advice)))
     if advice["notes"]:
         sections.append(_section("To know about the files", _list(advice["notes"])))
     details = [
@@ -101,14 +79,11 @@ def page(advice: dict[str, Any]) -> str:
         _list(f"{one.label}: {explained}" for one, explained in measures_of(advice)),
         "<h3>How it was found out</h3>",
         *map(_p, method_text(advice)),
-        "<h3>What theory says</h3>",
-        _p(bound_text(advice)),
-        _bound(advice),
     ]
     sections.append(f"<details><summary>Details</summary>{''.join(details)}</details>")
     subject = (
         f"{len(advice['partners'])} partners ({data['partner_rows']:,} rows), {data['target_rows']:,} rows of your "
-        f"own, predicting {data['label']} by {model_text(data)}."
+        f"own, predicting {data['label']} from {data['columns']} inputs."
     )
     warnings = _list(f"Warning: {text}" for text in advice["warnings"]) if advice["warnings"] else ""
     end = _p("Everything on this page is also in advice.json.")
@@ -129,28 +104,22 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _partners(partners: list[dict[str, Any]], measure: Measure) -> str:
-    """The verdicts with probabilities, gains, agreement and weights, and below them the reasons."""
+    """One table: verdict, gain, probability, share and reason of each partner, the largest gain first."""
     rows = (
         (
             p["name"],
             f"{MARKS[p['verdict']][0]}\N{NO-BREAK SPACE}{p['verdict']}",
-            sure_text(p["probability"]),
-            interval_text(measure, p["gain"]),
-            f"{p['agreement']['value']:.2f}",
-            weight_text(p["weight"]),
+            interval_text(measure, p["gain"]) if p["z"] is not None else "",
+            sure_text(p["probability"]) if p["verdict"] in ("helps", "nothing") else "",
+            f"{p['share']:.0%}" if p["share"] else "",
             f"{p['rows']:,}",
+            p["reason"],
         )
         for p in partners
     )
     unit = ", points" if measure.share else ""
     gain = f"gain in {measure.label}{unit} [95\N{NO-BREAK SPACE}%]"
-    head = ("partner", "verdict", "helps with probability", gain, "agreement", "learned weight", "rows")
-    return table(head, rows, numbers=2) + _list(f"{p['name']}: {p['reason']}" for p in partners)
-
-
-def weight_text(weight: dict[str, float]) -> str:
-    """A weight with its spread over runs and resamples."""
-    return f"{weight['value']:.2f} ({weight['low']:.2f}–{weight['high']:.2f})"
+    return table(("partner", "verdict", gain, "probability", "share of the model", "rows", "reason"), rows, numbers=2)
 
 
 def intervals(partners: list[dict[str, Any]], measure: Measure) -> Chart:
@@ -189,101 +158,99 @@ def intervals(partners: list[dict[str, Any]], measure: Measure) -> Chart:
     return Chart("gains", title, "".join(parts), height, width=left + WIDTH + 2 * MARGIN + right)
 
 
-def _worth(advice: dict[str, Any]) -> list[str]:
-    measure = measure_of(advice)
-    rows = [
-        (
-            STRATEGIES[key],
-            value_text(measure, strategy["values"][measure.name]),
-            "" if key == "alone" else interval_text(measure, strategy["gain"]),
-            "" if key == "alone" else sure_text(strategy["probability"]),
-        )
-        for key, strategy in advice["strategies"].items()
+def _shares(advice: dict[str, Any]) -> str:
+    """Whose models the delivered one consists of."""
+    names = {"you": "your own models", "together": "your linear model with the partners' predictions as inputs"}
+    shares = sorted(advice["delivered"]["shares"].items(), key=lambda one: -one[1])
+    return table(("part of the delivered model", "share"), ((names.get(k, k), f"{v:.0%}") for k, v in shares))
+
+
+def _curve(advice: dict[str, Any], measure: Measure) -> str:
+    """The gain to expect with more rows, as a band of one standard error."""
+    points = advice["curve"]
+    if not points:
+        return ""
+    band = [(p["gain"] - p["error"], p["gain"] + p["error"]) for p in points]
+    low, high = min(0.0, *(b[0] for b in band)), max(0.0, *(b[1] for b in band))
+    height, left = 120.0, 60.0
+    step = WIDTH / max(1, len(points) - 1)
+
+    def y(value: float) -> float:
+        return 10.0 + (high - value) / max(1e-12, high - low) * (height - 20.0)
+
+    upper = [f"{left + step * i:.1f},{y(b[1]):.1f}" for i, b in enumerate(band)]
+    lower = [f"{left + step * i:.1f},{y(b[0]):.1f}" for i, b in enumerate(band)]
+    parts = [
+        f'<polygon class="f0" fill-opacity="0.25" points="{" ".join([*upper, *reversed(lower)])}"/>',
+        f'<line class="axis" stroke-dasharray="3 3" x1="{left}" x2="{left + WIDTH}" y1="{y(0):.1f}" y2="{y(0):.1f}"/>',
+        f'<text x="0" y="{y(high) + 4:.1f}">{gain_text(measure, high)}</text>',
+        f'<text x="0" y="{y(low) + 4:.1f}">{gain_text(measure, low)}</text>',
+        *(
+            f'<text x="{left + step * i:.1f}" y="{height + 14}" text-anchor="middle">{p["rows"]:,}</text>'
+            for i, p in enumerate(points)
+        ),
     ]
-    if advice["trees"] is not None:
-        rows.append((WITH_TREES, value_text(measure, advice["trees"]["values"][measure.name]), "", ""))
-    head = ("trained", measure.label, "gain over alone [95\N{NO-BREAK SPACE}%]", "better with probability")
-    return [*map(_p, choice_text(advice)), table(head, rows), *map(_p, trees_text(advice))]
+    title = f"Gain in {measure.label} to expect by rows of your own"
+    chart = Chart("curve", title, "".join(parts), int(height) + 24, width=int(left) + WIDTH + 40)
+    return figure(chart, []) + _p(curve_text(advice))
 
 
 def _measures(advice: dict[str, Any]) -> str:
-    """Every strategy in every measure: strategies are columns, so that it fits a phone."""
-    by_name = {STRATEGIES[key]: found["values"] for key, found in advice["strategies"].items()}
-    if advice["trees"] is not None:
-        by_name[WITH_TREES] = advice["trees"]["values"]
+    """The delivered model and each of one's own in every measure."""
+    by_name = {"delivered": advice["delivered"]["values"]}
+    by_name |= {f"alone: {kind}": values for kind, values in advice["alone"]["values"].items()}
     shown = measures_of(advice)
     rows = ((name, *(value_text(one, values[one.name]) for one, _ in shown)) for name, values in by_name.items())
-    return table(("trained", *(one.label for one, _ in shown)), rows, wide=True)
+    return table(("model", *(one.label for one, _ in shown)), rows, wide=True)
 
 
 def _cost(cost: dict[str, Any]) -> list[tuple[str, str]]:
     """Figures and their meanings."""
-    moved = {key: f"{cost[key]['rounds']} rounds, {size_text(cost[key]['bytes'])}" for key in ("training", "screening")}
-    return [
-        (moved["training"], "one training together, weights learned"),
-        (moved["screening"], "comparing partners and strategies"),
-        (f"{cost['trainings']}", "trainings that learned weights"),
-    ]
-
-
-def _bound(advice: dict[str, Any]) -> str:
-    head = ("rows of your own", "term of your rows", "term of the partners' rows")
-    rows = (
-        (f"{b['target_rows']:,}", f"{b['validation_term']:.3f}", f"{b['training_term']:.3f}")
-        for b in advice["certainty"]["bound"]
-    )
-    return table(head, rows, numbers=0)
-
-
-def _contributions(advice: dict[str, Any]) -> list[str]:
-    rows = ((p["name"], f"{p['contribution']:+.4f}", f"{p['weight']['value']:.2f}") for p in advice["partners"])
-    head = ("partner", advice["contributions"]["kind"], "learned weight")
-    return [table(head, rows), *map(_p, contributions_text(advice))]
+    return [(f"{cost['exchanges']}", "message of each partner"), (size_text(cost["bytes"]), "moved in all")]
 
 
 def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     """The same for the terminal."""
     measure = measure_of(advice)
     partners = Table(box=None, pad_edge=False)
-    kind = [advice["contributions"]["kind"]] if advice["contributions"] else []
-    for column in ("partner", "rows", "verdict", "helps", "gain [95 %]", "weight", *kind):
-        words, whole = column in ("partner", "verdict"), column != "partner"
-        partners.add_column(column, justify="left" if words else "right", no_wrap=whole, overflow="fold")
+    for column in ("partner", "rows", "verdict", "probability", "gain [95 %]", "share"):
+        words = column in ("partner", "verdict")
+        partners.add_column(column, justify="left" if words else "right", no_wrap=column != "partner", overflow="fold")
     for partner in advice["partners"]:
         mark, style, _ = MARKS[partner["verdict"]]
         partners.add_row(
             plain(partner["name"]),
             f"{partner['rows']:,}",
             f"[{style}]{mark} {partner['verdict']}[/{style}]",
-            sure_text(partner["probability"]),
-            plain(interval_text(measure, partner["gain"])),
-            f"{partner['weight']['value']:.2f}",
-            *([f"{partner['contribution']:+.4f}"] if kind else []),
+            sure_text(partner["probability"]) if partner["verdict"] in ("helps", "nothing") else "",
+            plain(interval_text(measure, partner["gain"])) if partner["z"] is not None else "",
+            f"{partner['share']:.0%}" if partner["share"] else "",
         )
     console.print(f"\n[bold]{plain(advice['headline'])}[/bold]\n", soft_wrap=True)
     for warning in advice["warnings"]:
         console.print(f"[yellow]Warning: {plain(warning)}.[/yellow]", soft_wrap=True)
     console.print(partners)
-    unit = " points" if measure.share else ""
-    lead = "helps: with this probability. gain: of training with this partner over training alone, in"
+    unit = " points of" if measure.share else ""
     console.print(
-        plain(f"{lead}{unit} {measure.label}.\n".replace("in points", "in points of")), style="dim", soft_wrap=True
-    )
-    cost = advice["cost"]["training"]
-    compared = ", ".join(
-        f"{STRATEGIES[key]} {value_text(measure, found['values'][measure.name])}"
-        for key, found in advice["strategies"].items()
+        plain(
+            f"probability: that the partner improves your model. gain: with this partner alone beside you, in{unit} "
+            f"{measure.label}. share: of the delivered model.\n"
+        ),
+        style="dim",
+        soft_wrap=True,
     )
     lines = [
-        f"{measure.label} on rows that no model has seen: {compared}.",
-        *choice_text(advice),
-        *trees_text(advice),
-        *certainty_text(advice),
-        f"One training together takes {cost['rounds']} rounds and moves {size_text(cost['bytes'])}.",
-        *(contributions_text(advice) if advice["contributions"] else []),
+        f"Next: {advice['next']}",
+        own_text(advice),
+        curve_text(advice),
+        *(
+            f"{p['name']}: {p['reason']}."
+            for p in advice["partners"]
+            if p["verdict"] in ("differs", "copy", "left out")
+        ),
         *(f"Note: {note}." for note in advice["notes"]),
     ]
-    for line in lines:
+    for line in filter(None, lines):
         console.print(plain(line), soft_wrap=True)
     console.print(
         f"\nThe page is [bold]{plain(str(folder / 'advice.html'))}[/bold]; the model for `coterie predict` is in "

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from scipy.stats import rankdata
 
 from coterie.errors import UsageError, unknown
 from coterie.measures import Measure
-from coterie.problems.tasks.survival import hazard
 
 Values = Callable[[np.ndarray, np.ndarray], np.ndarray]
 SCARCE = 10  # rows of a class; with fewer, ranks within the class tell little
@@ -41,6 +39,10 @@ class Score(NamedTuple):
         assert self.influences is not None
         sign = 1.0 if self.measure.higher else -1.0
         return sign * (self.influences(better, labels) - self.influences(worse, labels))
+
+    def by_row(self, better: np.ndarray, worse: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The gains [R, n] of predictions [R, n, outputs] over others."""
+        return np.stack([self.gains(*pair, labels) for pair in zip(better, worse, strict=True)])
 
 
 def area(scores: np.ndarray, positive: np.ndarray) -> tuple[float, np.ndarray]:
@@ -162,10 +164,6 @@ def _concordances(p: np.ndarray, y: np.ndarray) -> np.ndarray:
     return concordance(p.reshape(len(y), -1)[:, 0], np.abs(y), y > 0)[1]
 
 
-def _deviance(p: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return hazard(torch.from_numpy(p.reshape(len(y), -1)[:, :1]), torch.from_numpy(y)).numpy()
-
-
 CLASSES = (
     _of(Measure("auc", "AUC", "higher"), _area_influences),
     Score(Measure("average_precision", "average precision", "higher"), None, _average_precision),
@@ -180,10 +178,7 @@ NUMBERS = (
     _of(Measure("mae", "mean absolute error, in standard deviations of the label"), _absolute),
     _of(Measure("squared_error", "squared error, in standard deviations of the label"), _squared),
 )
-TIMES = (
-    _of(Measure("c_index", "C-index", "higher"), _concordances),
-    _of(Measure("deviance", "half deviance"), _deviance),
-)
+TIMES = (_of(Measure("c_index", "C-index", "higher"), _concordances),)
 EXPLAINED = {
     "auc": "the probability that a row of the class gets a higher score than a row of another class; 0.5 is guessing",
     "average_precision": "precision averaged over recall, of the rarer class; good for rare classes",
@@ -196,7 +191,6 @@ EXPLAINED = {
     "mae": "the mean distance of predictions to the truth",
     "squared_error": "the mean squared distance of predictions to the truth",
     "c_index": "the probability that of two rows the one with the higher risk has the event first; 0.5 is guessing",
-    "deviance": "how unlikely the times are under the predicted hazards; 0 is perfect",
 }
 
 

@@ -3,25 +3,19 @@
 from typing import Any
 
 from coterie.measures import Measure
-from coterie.report.terminal import size_text
 
-STRATEGIES = {  # as rows of a table, and as an instruction
-    "alone": "alone",
-    "helpers": "with those that agree",
-    "wider": "with those that agree in part",
-    "all": "with all partners",
-    "learned": "with learned weights",
-    "delivered": "as validation chooses",
-}
-WITH_TREES = "alone, boosted trees"
 MEANINGS = {
-    "helps": "its labels carry something for your rows and agree with them as those of your own kind would",
-    "may help": "its labels carry something, but agree only in part, or training with it looks worse than alone",
-    "no use": "its labels carry nothing for your rows that could be seen, or your own rows are enough",
-    "harms": "training with it is worse than training alone, or its labels say the opposite of yours",
-    "cannot tell": "the rows are too few to tell",
+    "helps": "its models make yours better on your rows",
+    "nothing": "it adds nothing that can be seen on your rows",
+    "left out": "its models are no better than chance on your rows, or it sent none",
+    "differs": "something at it differs from you: a unit, a code, the classes, or labels in a region",
+    "copy": "its models know your rows: it has a copy of them",
 }
-CLEARLY = 0.02  # of a measure between 0 and 1, by which trees alone must be better before the page says so
+OWN = {"linear": "a linear model", "trees": "boosted trees", "stack": "a linear model and boosted trees together"}
+NATURAL = (
+    "Between natural sites (other hospitals, other regions) no statistic of few rows ranks partners well. The gain of "
+    "the delivered model is what is known there; a single partner's probability is hardly more than a guess."
+)
 
 
 def measure_of(advice: dict[str, Any]) -> Measure:
@@ -85,156 +79,102 @@ def named(names: list[str], total: int) -> str:
 
 
 def headline(advice: dict[str, Any]) -> str:
-    """The answer with its number, then who is of no use and who harms."""
+    """The answer with its number."""
     measure, delivered = measure_of(advice), advice["delivered"]
-    total = len(advice["partners"])
-    alone = advice["strategies"]["alone"]["values"][measure.name]
-    value, gain = delivered["values"][measure.name], delivered["gain"]
+    alone = value_text(measure, advice["alone"]["values"][advice["alone"]["choice"]][measure.name])
+    if delivered["what"] == "alone":
+        why = (
+            "with the partners' models your rows were predicted worse"
+            if delivered["vetoed"]
+            else "no partner's models tell more about your rows than yours do"
+        )
+        return f"No: use your own model ({measure.label} {alone}); {why}."
+    who = named([p["name"] for p in advice["partners"] if p["share"] > 0] or ["the partners"], len(advice["partners"]))
+    gain = delivered["gain"]
     low, high = gain_text(measure, gain["low"]), gain_text(measure, gain["high"])
-    if delivered["strategy"] == "alone":
-        first = f"Stay alone ({measure.label} {value_text(measure, alone)}): no combination of partners did better."
-    else:
-        who = named(delivered["partners"], total)
-        how = " by learned weights" if delivered["strategy"] == "learned" else ""
-        figures = (
-            f"{measure.label} {value_text(measure, value)} against {value_text(measure, alone)} alone "
-            f"(gain {gain_text(measure, gain['value'])}, 95 % interval {low} to {high}); "
-            f"{sure_text(delivered['probability'])} sure that it is better"
-        )
-        first = {
-            "yes": f"Train with {who}{how}: {figures}.",
-            "probably": f"Probably train with {who}{how}: {figures}.",
-            "not shown": f"Undecided. Training with {who}{how}: {figures}.",
-            "no": f"Stay alone. Training with {who}{how}: {figures}.",
-        }[advice["worth_it"]]
-    needed = advice["certainty"]["rows_needed"]
-    sentences = [first]
-    if advice["worth_it"] in ("not shown", "probably") and needed:
-        sentences.append(f"About {needed:,} rows of your own would probably decide it.")
-    by = {verdict: [p["name"] for p in advice["partners"] if p["verdict"] == verdict] for verdict in MEANINGS}
-    helping = [name for name in by["helps"] if name not in delivered["partners"]]
-    if helping and delivered["strategy"] != "alone":
-        sentences.append(f"{_first(named(helping, total))} would help as well.")
-    if by["harms"]:
-        sentences.append(f"{_first(named(by['harms'], total))} {'harms' if len(by['harms']) == 1 else 'harm'}.")
-    return " ".join(sentences)
-
-
-def _first(text: str) -> str:
-    """A capital letter for words of ours, and names as they are."""
-    return text.replace("all ", "All ", 1) if text.startswith("all ") else text
-
-
-def choice_text(advice: dict[str, Any]) -> list[str]:
-    """What is delivered and why."""
-    delivered = advice["delivered"]
-    picked = advice["strategies"][delivered["strategy"]]["picked"]
-    trials = advice["plan"]["repeats"] * advice["plan"]["folds"]
-    words = STRATEGIES[delivered["strategy"]]
-    return [
-        f"The model in model/ is trained {words}, chosen by the error on rows that models had not seen; partners that "
-        "agree are preferred unless something else is better by a standard error. Nested validation chose the same in "
-        f"{picked} of {trials} folds; the row “{STRATEGIES['delivered']}” judges the choosing itself, so it is what "
-        "you can expect."
-    ]
-
-
-def trees_text(advice: dict[str, Any]) -> list[str]:
-    """Gradient boosting on the target's rows alone, and what follows if it is better."""
-    if advice["trees"] is None:
-        return []
-    measure = measure_of(advice)
-    theirs = advice["trees"]["values"][measure.name]
-    ours = advice["delivered"]["values"][measure.name]
-    ahead = (theirs - ours) * (1.0 if measure.higher else -1.0)
-    text = (
-        f"Without anybody, scikit-learn's gradient-boosted trees on your rows alone reach {measure.label} "
-        f"{value_text(measure, theirs)}."
+    figures = (
+        f"{measure.label} {value_text(measure, delivered['values'][measure.name])} against {alone} alone "
+        f"(gain {gain_text(measure, gain['value'])}, 95 % interval {low} to {high})"
     )
-    scale = 1.0 if measure.higher else max(abs(ours), 1e-12)
-    if ahead > CLEARLY * scale:
-        return [
-            f"{text} That is better than this advice's model: your label does not depend on the columns in a straight "
-            "line. Try --set problem.model=mlp, or use trees and stay alone."
-        ]
-    return [text]
-
-
-def certainty_text(advice: dict[str, Any]) -> list[str]:
-    """How sure, and what would help."""
-    sure, probability = advice["certainty"], advice["delivered"]["probability"]
-    rows, needed = sure["target_rows"], sure["rows_needed"]
-    if advice["delivered"]["strategy"] == "alone":
-        return [f"On your {rows:,} rows no strategy with partners did better than training alone."]
     if advice["worth_it"] == "yes":
-        return [
-            f"With your {rows:,} rows the gain over training alone is beyond chance ({sure_text(probability)} sure)."
-        ]
-    if needed is None:
-        return [f"On your {rows:,} rows training alone did at least as well; more rows are unlikely to change that."]
-    return [
-        f"With your {rows:,} rows the gain may be chance ({sure_text(probability)} sure that it is not). If it is "
-        f"real, about {needed:,} labelled rows of your own would show it in four cases of five."
-    ]
+        return f"Yes: train with {who}. {figures[0].upper()}{figures[1:]}."
+    if advice["worth_it"] == "no":
+        return f"No clear reason to train with {who}: {figures}."
+    return f"Not yet clear. With {who}: {figures}; chance is not ruled out."
 
 
-def bound_text(advice: dict[str, Any]) -> str:
-    """The theory's two terms."""
-    now = advice["certainty"]["bound"][0]
-    larger = now["validation_term"] >= now["training_term"]
-    return (
-        "The bound of Theorem 1 of 'Adaptively weighted nodes', without its constants, has a term for your rows, "
-        f"{now['validation_term']:.2f}, and one for the partners' rows, {now['training_term']:.2f}: more rows "
-        f"{'of your own' if larger else 'at the partners'} would tighten it most."
-    )
-
-
-def next_text(advice: dict[str, Any]) -> list[str]:
-    """What to do now."""
-    steps = []
-    if advice["delivered"]["strategy"] != "alone" and advice["worth_it"] in ("yes", "probably"):
-        steps.append(f"Agree on a training with {named(advice['delivered']['partners'], len(advice['partners']))}.")
-    unclear = [p["name"] for p in advice["partners"] if p["verdict"] == "cannot tell"]
-    if unclear:
-        steps.append(f"Ask {named(unclear, len(advice['partners']))} for more rows, or collect more of your own.")
-    harmful = [p["name"] for p in advice["partners"] if p["verdict"] == "harms"]
-    if harmful:
-        steps.append(
-            f"Look at the labels and columns of {named(harmful, len(advice['partners']))}: what harms is often a fault "
-            "in the data."
+def next_step(advice: dict[str, Any]) -> str:
+    """What to do now, in one sentence."""
+    differ = [p for p in advice["partners"] if p["differs"]]
+    if differ:
+        return f"Clear up with {differ[0]['name']}: {differ[0]['differs'][0]['text']}."
+    rows = advice["data"]["target_rows"]
+    if advice["worth_it"] == "yes":
+        return "Use the model in model/, and ask again when you have twice as many rows of your own."
+    if advice["worth_it"] == "not yet":
+        return (
+            f"Use the model in model/ all the same (it is delivered only where it is not worse), or collect more than "
+            f"your {rows:,} rows and ask again."
         )
-    steps.append("Use the model: coterie predict FOLDER/model new.csv.")
-    return steps
+    return "Use your own model, which is in model/; ask again with other partners or with more rows of your own."
 
 
-def contributions_text(advice: dict[str, Any]) -> list[str]:
-    """What the numbers mean, what they cost, and whether the weights agree."""
-    found = advice["contributions"]
-    what = (
-        "How much lower the loss is with the partner than without it, all others present."
-        if found["kind"] == "loo"
-        else "How much the partner lowers the loss, on average over the orders in which partners may join."
-    )
-    agreement = found["agreement_with_weights"]
-    rank = "" if agreement is None else f" Their rank correlation with the learned weights is {agreement:+.2f}."
-    cost = f"{found['trainings']} trainings (at most {found['most']}), {size_text(found['bytes'])} moved."
-    return [f"{what} {cost}{rank}"]
+def reason(entry: dict[str, Any], why: str = "") -> str:
+    """Why a partner has its verdict, in plain words.
+
+    Args:
+        entry: the partner's, of advice.json.
+        why: why it sent no message.
+    """
+    if entry["verdict"] == "copy":
+        return "its models know your rows: they are a copy, from which nothing can be learned"
+    if why:
+        return why
+    found = "; ".join(d["text"] for d in entry["differs"])
+    if found:
+        undone = any(d["undone"] for d in entry["differs"])
+        then = " (undone before its models were tried)" if undone else ""
+        return f"{found}{then}" + ("" if entry["share"] else "; it has no share of the model")
+    if entry["verdict"] == "left out":
+        return "its models are no better than chance on your rows"
+    if entry["verdict"] == "helps":
+        share = f", and {entry['share']:.0%} of the delivered model is its" if entry["share"] else ""
+        return f"with it beside you, your rows are predicted better{share}"
+    return "it adds nothing that can be seen on your rows"
+
+
+def own_text(advice: dict[str, Any]) -> str:
+    """What the model alone is, and what needs no partner."""
+    measure, alone = measure_of(advice), advice["alone"]
+    kind, values = alone["choice"], alone["values"]
+    best = value_text(measure, values[kind][measure.name])
+    text = f"Alone, your best model is {OWN.get(kind, kind)}: {measure.label} {best}, on rows that it has not seen."
+    gain = advice["delivered"]["gain_over_own_stack"]
+    if advice["delivered"]["what"] == "alone":
+        return text
+    return f"{text} Over your own models stacked, which need no partner, the gain is {interval_text(measure, gain)}."
+
+
+def curve_text(advice: dict[str, Any]) -> str:
+    """What more rows of one's own would change."""
+    points, measure = advice["curve"], measure_of(advice)
+    if not points:
+        return ""
+    ends = [[gain_text(measure, p["gain"] + s * p["error"]) for s in (-1, 1)] for p in points]
+    parts = [f"{p['rows']:,} rows: {low} to {high}" for p, (low, high) in zip(points, ends, strict=True)]
+    return f"Roughly, the gain to expect with more rows of your own (one standard error): {'; '.join(parts)}."
 
 
 def method_text(advice: dict[str, Any]) -> list[str]:
     """How it was found out."""
     plan, measure = advice["plan"], advice["measure"]
-    orders = f"{plan['repeats']} random order{'s' if plan['repeats'] > 1 else ''}"
     return [
-        f"{measure['label']} is {measure['explained']}. Your rows were split into {plan['folds']} parts in {orders}; "
-        "every model is judged on rows that it has not seen.",
-        "Agreement: models trained on your rows alone predict a partner's labels. 1 means that its labels follow from "
-        "its columns as yours do, 0 that they have nothing to do with what your rows teach, −1 that they say the "
-        f"opposite. Its labels carry something if they fit better than the same labels shuffled ({plan['placebos']} "
-        f"times; corrected for the number of partners, {plan['level']:.0%} level).",
-        "Gain: how much better you predict your rows with this partner alone beside you than without anybody. The "
-        "probability that a partner helps weighs its agreement and its gain.",
-        "Alone, with those that agree, with all, or by learned weights, and how strongly the model is held back from "
-        "fitting noise: chosen without the rows that judge (nested validation). Weights are learned on every fold and "
-        f"on {plan['bootstraps']} resample{'s' if plan['bootstraps'] != 1 else ''}.",
+        f"{measure['label']} is {measure['explained']}. Your rows were dealt to {plan['folds']} folds, "
+        f"{plan['dealings']} times; every figure is of rows that the models had not seen.",
+        "Each partner sends one message: a linear model and boosted trees, fitted on its own rows. It takes part "
+        "if one of them predicts your labels better than permuted ones (exact test, false discoveries at 5 %). Its "
+        "models are recalibrated on your rows and weighed with yours by maximum likelihood. The weights, too, are "
+        "judged on rows that they have not seen.",
+        "Your own model is delivered where the weighed one is worse by more than a standard error.",
+        NATURAL,
     ]

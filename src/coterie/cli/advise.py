@@ -1,15 +1,14 @@
 """Own files: advise, predict, and data example."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, importing, new_folder, print_json
 from coterie.cli.data import data
 from coterie.errors import UsageError, clean
-
-ROUNDS = 60
 
 
 @app.command(epilog="Example: coterie advise --clients 'sites/*.csv' --target mine.csv --label diagnosis --out advice")
@@ -18,62 +17,53 @@ def advise(
     clients: Annotated[str | None, typer.Option(help="The partners' files, as a pattern in quotes.")] = None,
     target: Annotated[str | None, typer.Option(help="Your own file.")] = None,
     label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    method: Annotated[str | None, typer.Option(help="What learns the weights; see `coterie list methods`.")] = None,
-    rounds: Annotated[int | None, typer.Option(help=f"Rounds of each training; by default {ROUNDS}.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes splits, starts and every draw.")] = None,
+    event: Annotated[str | None, typer.Option(help="The column that tells whether the event happened.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes the folds and the trees.")] = None,
     study: Annotated[Path | None, typer.Option(help="The folder of a study: partners who keep their data.")] = None,
     sites: Annotated[
         str | None, typer.Option(help="With --study: files that stand for the sites, to try it on one machine.")
     ] = None,
     measure: Annotated[str, typer.Option(help="What to decide by: auto, auc, accuracy, brier, r2, mae …")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, max=50, help="Random orders of your rows, of 5 folds each.")] = 3,
-    placebos: Annotated[int, typer.Option(min=99, max=9999, help="Shuffles of every partner's labels.")] = 199,
-    bootstraps: Annotated[int, typer.Option(min=0, max=200, help="Resamples of the rows that judge weights.")] = 5,
-    contributions: Annotated[
-        str | None, typer.Option(metavar="loo|shapley", help="Also find what each partner adds; prints the cost first.")
-    ] = None,
+    cautious: Annotated[
+        bool, typer.Option("--cautious", help="Use partners' models only where they are better by a standard error.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
     set_: Sets = None,
     allow_code: AllowCode = None,
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
 ) -> None:
-    """With whom should you train, and is it worth it? Reads files, tries, and writes a page and a model."""
+    """With whom should you train, and is it worth it? Reads files, weighs models, and writes a page and a model."""
     with importing():
-        from coterie.advise.advise import Effort
-        from coterie.advise.advise import advise as find_out
         from coterie.advise.page import show, write
         from coterie.experiment import config as configuration
         from coterie.plugins import typed
         from coterie.report.card import write_card
         from coterie.report.terminal import console_for
 
-    if contributions not in (None, "loo", "shapley"):
-        raise UsageError(f"--contributions is loo or shapley, not {contributions!r}.")
-    if study is not None:
-        _of_study(study, sites, config, set_, method, rounds, seed, (repeats, placebos, measure), out, json, force)
-        return
-    if sites is not None:
+    folder, console = out or new_folder("advice"), console_for(json)
+
+    def say(text: str) -> None:
+        console.print(f"· {text}", markup=False)
+
+    if sites is not None and study is None:
         raise UsageError("--sites is for --study; with files, name them with --clients.")
-    flags = given(problem_clients=clients, problem_target=target, problem_label=label)
-    flags |= given(run_method=method, run_seed=seed, run_rounds=rounds)
-    if config is None:
-        flags = {"run.rounds": ROUNDS, **flags, "run.problem": "files"}
-    sets = configuration.parse_sets(set_ or [])
-    typed({**sets, **flags})
-    resolved = configuration.load(config, sets, flags)
-    folder = out or new_folder("advice")
-    console = console_for(json)
-    effort = Effort(repeats, placebos, bootstraps)
-    advice = find_out(
-        resolved,
-        folder,
-        effort,
-        values=contributions,
-        measure=measure,
-        say=lambda text: console.print(f"· {text}"),
-        force=force,
-    )
+    if study is not None:
+        if config is not None:
+            raise UsageError("--study takes its settings from the study and from --set; leave the configuration out.")
+        settings = configuration.parse_sets(set_ or [])
+        advice = _of_study(
+            study, sites, {**settings, **given(run_seed=seed)}, folder, measure, cautious, force, say, json
+        )
+    else:
+        from coterie.advise.advise import advise as decide
+
+        flags = given(problem_clients=clients, problem_target=target, problem_label=label, problem_event=event)
+        flags |= given(run_seed=seed) | ({} if config is not None else {"run.problem": "files"})
+        sets = configuration.parse_sets(set_ or [])
+        typed({**sets, **flags})
+        resolved = configuration.load(config, sets, flags)
+        advice = decide(resolved, folder, measure=measure, cautious=cautious, say=say, force=force).advice
     write(folder)
     write_card(folder)
     if json:
@@ -85,49 +75,28 @@ def advise(
 def _of_study(
     study: Path,
     sites: str | None,
-    config: Path | None,
-    sets: list[str] | None,
-    method: str | None,
-    rounds: int | None,
-    seed: int | None,
-    how: tuple[int, int, str],
-    out: Path | None,
-    json: bool,
+    settings: dict[str, Any],
+    folder: Path,
+    measure: str,
+    cautious: bool,
     force: bool,
-) -> None:
+    say: Callable[[str], None],
+    json: bool,
+) -> dict[str, Any]:
     """The advice of a study, on its network or, with files that stand for the sites, on this machine."""
-    from coterie.advise.advise import Effort
-    from coterie.advise.page import show, write
     from coterie.cli.engines import study_settings
     from coterie.experiment import config as configuration
-    from coterie.report.terminal import console_for
-    from coterie.study.advice import advise_trial
-
-    if config is not None:
-        raise UsageError("--study takes its settings from the study and from --set; leave the configuration out.")
-    repeats, placebos, measure = how
-    flags = {"run.rounds": ROUNDS, **given(run_method=method, run_seed=seed, run_rounds=rounds)}
-    here = {"run.problem": "study", "problem.folder": str(study)}
-    settings = {**(here if sites is not None else study_settings(study)), **configuration.parse_sets(sets or [])}
-    folder, console, effort = out or new_folder("advice"), console_for(json), Effort(repeats, placebos, 0)
-
-    def say(text: str) -> None:
-        console.print(f"· {text}")
 
     if sites is not None:
-        flags |= {"run.engine": "embedded", "problem.sites": sites}
-        resolved = configuration.load(None, settings, flags)
-        advice = advise_trial(resolved, folder, effort, measure=measure, say=say, force=force)
-    else:
-        from coterie.study.coordinator import advised
+        from coterie.study.advice import advise_trial
 
-        resolved = configuration.load(None, settings, flags)
-        advice = advised(resolved, folder, effort, measure=measure, force=force, json=json)
-    write(folder)
-    if json:
-        print_json(advice)
-    else:
-        show(console, advice, folder)
+        here = {"run.problem": "study", "problem.folder": str(study), "run.engine": "embedded", "problem.sites": sites}
+        resolved = configuration.load(None, {**here, **settings}, {})
+        return advise_trial(resolved, folder, measure=measure, cautious=cautious, say=say, force=force)
+    from coterie.study.coordinator import advised
+
+    resolved = configuration.load(None, {**study_settings(study), **settings}, {})
+    return advised(resolved, folder, measure=measure, cautious=cautious, force=force, json=json)
 
 
 @app.command(epilog="Example: coterie predict advice/model new.csv --out predictions.csv")

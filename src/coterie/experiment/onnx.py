@@ -37,6 +37,10 @@ def export_onnx(folder: Path, out: Path, *, best: bool = False) -> dict[str, lis
     except Unreadable as error:
         raise UsageError(f"{error}; install it with: pip install 'coterie[onnx]'.") from None
     net, prepared = load_model(folder, best=best)
+    if not isinstance(net, nn.Module):
+        raise UsageError(
+            f"{folder} holds models of several kinds, which ONNX export does not cover; use coterie predict."
+        )
     if prepared.form.image is not None:
         raise UsageError("ONNX export is for models of tables; this one takes pictures.")
     graph = _Graph(onnx, prepared)

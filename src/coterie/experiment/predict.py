@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from coterie.ensemble.stack import Stack, read_stack
 from coterie.errors import UsageError, clean
 from coterie.problems.files.prepare import Preparation
 from coterie.problems.files.problem import network
@@ -95,8 +96,8 @@ class _Baseline(BaseModel):
     rates: list[float]
 
 
-class _Stored(BaseModel):
-    """What preprocess.json must hold; it may have come from anywhere."""
+class _Columns(BaseModel):
+    """What preprocess.json must hold of columns and classes; it may have come from anywhere."""
 
     label: Text
     kind: Literal["classification", "regression"]
@@ -107,15 +108,41 @@ class _Stored(BaseModel):
     class_counts: list[int]
     label_mean: float
     label_deviation: float
-    model: _Architecture
     dates: list[Text] = []
     missing: list[Text] = []
     event: Text | None = None
     baseline: _Baseline | None = None
 
 
-def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparation]:
-    """The network of a result folder, and how rows become its inputs. Both are data: nothing in them is run.
+class _Stored(_Columns):
+    model: _Architecture
+
+
+class _Part(BaseModel):
+    holder: Text
+    kind: Literal["linear", "trees"]
+    slope: float
+    weight: Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class _Stack(BaseModel):
+    """A stack of models, as an advice delivers it."""
+
+    classes: Annotated[int, Field(ge=0, le=1 << 16)]
+    edges: Annotated[list[float], Field(max_length=1 << 10)]
+    members: Annotated[list[_Part], Field(min_length=1, max_length=1 << 16)]
+    pooled: Annotated[list[Annotated[list[Literal["linear", "trees"]], Field(max_length=2)]], Field(max_length=1 << 16)]
+
+
+class _StoredStack(_Columns):
+    stack: _Stack
+
+
+Net = nn.Module | Stack
+
+
+def load_model(folder: Path, *, best: bool = False) -> tuple[Net, Preparation]:
+    """The model of a result folder, and how rows become its inputs. Both are data: nothing in them is run.
 
     Args:
         folder: a result folder with preprocess.json and model.safetensors.
@@ -130,14 +157,8 @@ def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparat
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"preprocess.json is larger than {LARGEST >> 20} MiB")
-        stored = _Stored.model_validate(json.loads(path.read_text(encoding="utf-8")))
-        prepared, about = Preparation.from_dict(stored.model_dump()), stored.model
-        shape = tuple(about.shape)
-        if (shape, about.outputs) != (prepared.shape, prepared.outputs) or prod(shape) > MOST:
-            raise ValueError("the network's inputs or outputs do not fit the columns and classes")
-        if {len(column.slopes) for column in prepared.numeric} not in ({0}, {len(prepared.numeric)}, set()):
-            raise ValueError("the slopes of its imputation do not fit the columns")
-        net = _filled(about.name, shape, about.outputs, stored_model)
+        data = json.loads(path.read_text(encoding="utf-8"))
+        net, prepared = _of_stack(folder, data) if "stack" in data else _of_network(stored_model, data)
     except FileNotFoundError as error:
         raise UsageError(f"{error.filename or stored_model} is missing.") from None
     except ValidationError as error:
@@ -147,6 +168,26 @@ def load_model(folder: Path, *, best: bool = False) -> tuple[nn.Module, Preparat
         first = clean((str(error).splitlines() or [type(error).__name__])[0])
         raise UsageError(f"the model in {folder} is damaged: {first}.") from None
     return net, prepared
+
+
+def _of_network(path: Path, data: Any) -> tuple[Net, Preparation]:
+    stored = _Stored.model_validate(data)
+    prepared, about = Preparation.from_dict(stored.model_dump()), stored.model
+    shape = tuple(about.shape)
+    if (shape, about.outputs) != (prepared.shape, prepared.outputs) or prod(shape) > MOST:
+        raise ValueError("the network's inputs or outputs do not fit the columns and classes")
+    if {len(column.slopes) for column in prepared.numeric} not in ({0}, {len(prepared.numeric)}, set()):
+        raise ValueError("the slopes of its imputation do not fit the columns")
+    return _filled(about.name, shape, about.outputs, path), prepared
+
+
+def _of_stack(folder: Path, data: Any) -> tuple[Net, Preparation]:
+    """Its inputs are columns as they stand in the file."""
+    stored = _StoredStack.model_validate(data)
+    prepared = Preparation.from_dict(stored.model_dump()).as_it_stands()
+    if stored.stack.classes != len(prepared.classes) or bool(stored.stack.edges) != (prepared.form.event is not None):
+        raise ValueError("the model does not fit the classes")
+    return read_stack(folder, stored.stack.model_dump(), prod(prepared.shape)), prepared
 
 
 def _filled(name: str, shape: tuple[int, ...], outputs: int, path: Path) -> nn.Module:
@@ -184,16 +225,17 @@ def _same(net: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
 def predict(folder: Path, file: Path, *, best: bool = False) -> Predictions:
     """Labels and, for classes, probabilities; for a number, its value in the label's own units.
 
-    For a time with an event, the risk: how many times the target's baseline hazard.
+    For a time with an event, the risk: how many times the target's baseline hazard; of an advice's model, the
+    probabilities that the event comes later than some times.
     """
     net, prepared = load_model(folder, best=best)
     if not file.exists():
         raise UsageError(f"there is no file {file}.")
     notes: list[str] = []
-    return _table(prepared, outputs_of(net, prepared, file, notes), notes)
+    return _table(net, prepared, outputs_of(net, prepared, file, notes), notes)
 
 
-def outputs_of(net: nn.Module, prepared: Preparation, source: Source, notes: list[str]) -> Tensor:
+def outputs_of(net: Net, prepared: Preparation, source: Source, notes: list[str]) -> Tensor:
     """What a model makes of the rows of a table, [rows, outputs].
 
     Args:
@@ -234,8 +276,12 @@ def values_of(prepared: Preparation, outputs: Tensor) -> Tensor:
     return outputs.flatten().double() * prepared.label_deviation + prepared.label_mean
 
 
-def _table(prepared: Preparation, outputs: Tensor, notes: list[str]) -> Predictions:
+def _table(net: Net, prepared: Preparation, outputs: Tensor, notes: list[str]) -> Predictions:
     label = prepared.form.label
+    if isinstance(net, Stack) and net.goal.edges:
+        beyond = outputs.flip(1).cumsum(1).flip(1)[:, 1:].tolist()
+        header = ["row", *(f"p({label}>{edge:.6g})" for edge in net.goal.edges)]
+        return Predictions(header, [[i + 1, *(f"{p:.6f}" for p in row)] for i, row in enumerate(beyond)], notes)
     if prepared.form.event is not None:
         risks = outputs.flatten().double().exp().tolist()
         return Predictions(["row", "risk"], [[i + 1, f"{v:.9g}"] for i, v in enumerate(risks)], notes)

@@ -55,8 +55,6 @@ def card(model: Path) -> dict[str, Any]:
         raise UsageError(f"{model} has no preprocess.json; name the result folder of a run on files, or of an advice.")
     about, summary = _read(model / "preprocess.json"), _read(model / "summary.json")
     advice = _read(model.parent / ADVICE) if model.name == "model" else {}
-    if advice and not summary:  # the model of an advice is no run; versions are those of the run that learned weights
-        summary = {"platform": _read(model.parent / "training" / "summary.json").get("platform")}
     try:
         return _facts(about, summary, advice)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -82,16 +80,18 @@ def _facts(about: dict[str, Any], summary: dict[str, Any], advice: dict[str, Any
     partners = advice.get("partners", [])
     names = about.get("clients") or summary.get("names") or []
     weights = summary.get("weights") or []
-    rows = {one["name"]: one.get("rows") for one in partners}
-    own_rows, delivered = advice.get("data", {}).get("target_rows"), advice.get("delivered", {})
+    delivered = advice.get("delivered", {})
+    shares = delivered.get("shares", {})
+    rows = {one["name"]: one.get("rows") for one in partners if one.get("share") or "together" in shares}
+    own_rows = advice.get("data", {}).get("target_rows")
     rows |= {} if own_rows is None else {"own rows": own_rows}
+    name = f"stack of {len(about['stack']['members'])} models" if "stack" in about else about["model"]["name"]
     return {
         "model": {
-            **{key: about["model"][key] for key in ("name", "outputs")},
+            "name": name,
+            "outputs": about["outputs"] if "stack" in about else about["model"]["outputs"],
             "inputs": about.get("inputs"),
             "method": summary.get("method"),
-            "strategy": delivered.get("strategy"),
-            "l2": delivered.get("l2"),
             "rounds": summary.get("rounds"),
             "seed": summary.get("seed", advice.get("seed")),
         },
@@ -107,8 +107,7 @@ def _facts(about: dict[str, Any], summary: dict[str, Any], advice: dict[str, Any
             + [column["name"] for column in worded if column["missing"]],
             "words_for_missing": about.get("missing", []),
         },
-        "weights": delivered.get("weights")
-        or (dict(zip(names, weights, strict=False)) if len(names) == len(weights) else {}),
+        "weights": shares or (dict(zip(names, weights, strict=False)) if len(names) == len(weights) else {}),
         "measures": {key: value for key, value in (summary.get("final") or {}).items() if _is_number(value)},
         "advice": None if not advice else _advice(advice, partners),
         "limits": [*LIMITS, *advice.get("notes", [])],
@@ -120,12 +119,13 @@ def _facts(about: dict[str, Any], summary: dict[str, Any], advice: dict[str, Any
 
 def _advice(advice: dict[str, Any], partners: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What was chosen, and why."""
-    kept = ("name", "rows", "verdict", "probability", "reason", "gain", "agreement", "weight")
+    alone = advice["alone"]
+    kept = ("name", "rows", "verdict", "probability", "reason", "gain", "share")
     return {
         "answer": advice["headline"],
         "measure": advice["measure"],
         "measures": advice["measures"],
-        "strategies": advice["strategies"],
+        "values": {"delivered": advice["delivered"]["values"], "alone": alone["values"][alone["choice"]]},
         "partners": [{key: one[key] for key in kept if key in one} for one in partners],
     }
 
@@ -162,7 +162,7 @@ def as_markdown(facts: Mapping[str, Any]) -> str:
         lines += [_table(head, map(_partner, advice["partners"]))]
     lines += ["## Data", *_data(data)]
     if facts["weights"]:
-        lines += ["## Weights", _table(("client", "weight"), ([k, f"{w:.3f}"] for k, w in facts["weights"].items()))]
+        lines += ["## Weights", _table(("holder", "weight"), ([k, f"{w:.3f}"] for k, w in facts["weights"].items()))]
     lines += ["## Measures", *_measures(facts["measures"], advice)]
     lines += ["## Limits", _list(facts["limits"])]
     versions = ", ".join(f"{plain(key)} {plain(value)}" for key, value in facts["versions"].items())
@@ -194,15 +194,11 @@ def _data(data: Mapping[str, Any]) -> list[str]:
 
 def _measures(final: Mapping[str, float], advice: Mapping[str, Any] | None) -> list[str]:
     parts = []
-    if advice is not None and advice["strategies"]:
+    if advice is not None:
         shown = {entry["name"]: entry["label"] for entry in advice["measures"]}
-        rows = [
-            [name, *(_figure(found["values"].get(key)) for key in shown), _interval(found["gain"])]
-            for name, found in advice["strategies"].items()
-        ]
-        label = plain(advice["measure"]["label"])
-        parts += [f"On rows of the target that no model has seen, by cross-validation; the gain is in {label}."]
-        parts += [_table(("trained", *map(plain, shown.values()), "gain over alone [95 %]"), rows)]
+        rows = [[name, *(_figure(values.get(key)) for key in shown)] for name, values in advice["values"].items()]
+        parts += ["On rows of the target that no model has seen, by cross-validation."]
+        parts += [_table(("model", *map(plain, shown.values())), rows)]
     if final:
         parts += ["At the end of the training:"]
         parts += [_table(("measure", "value"), ([name, _figure(value)] for name, value in final.items()))]

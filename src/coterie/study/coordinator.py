@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from coterie.advise.advise import Effort
+from coterie.engines.embedded import plan_of
 from coterie.engines.flower.launch import exchanges_of, time_text
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.errors import RunError, UsageError
@@ -27,6 +27,7 @@ from coterie.problems.sites.agreement import Agreement
 from coterie.problems.sites.folder import FILE, Study
 from coterie.problems.sites.terms import Terms
 from coterie.storage import write_json
+from coterie.study.advice import advice_plan
 from coterie.study.invitation import VALID_DAYS, Invitation, check_name, dates_of, expiry
 from coterie.study.jobs import for_sites
 from coterie.study.kept import INVITATIONS, MEMBERS, forget_invitations, keys_of, note_invitation, note_run
@@ -35,7 +36,6 @@ from coterie.study.supervise import dockerfile, supervise, unit
 PORTS = {"nvflare": (8002, 8003), "flower": (8000,)}
 PACKAGES = {"nvflare": "nvflare", "flower": "flwr"}
 PATIENCE = 180.0  # seconds to wait for sites in the handshake
-ADVICE = 150  # exchanges of an advice beside the rounds that learn weights; 134 on four hospitals with 486 rows
 
 
 class Link(Protocol):
@@ -287,17 +287,18 @@ def launch(
     log(f"{study.name}: training with {len(sites)} sites; results go to {folder}")
     if not resume:
         log(training_time(config, Agreement.read(study.folder, config.problem["agreement"]).seconds))
-    return _done(study, job, for_sites(study, "train", sites, config), folder, log)
+    plan = plan_of(config, Agreement.read(study.folder, config.problem["agreement"]))
+    return _done(study, job, for_sites(study, "train", sites, plan), folder, log)
 
 
-def advised(config: Config, folder: Path, effort: Effort, *, measure: str, force: bool, json: bool) -> dict[str, Any]:
-    """The advice of a study on its network; a site that leaves is named, and the others are asked again.
+def advised(config: Config, folder: Path, *, measure: str, cautious: bool, force: bool, json: bool) -> dict[str, Any]:
+    """The advice of a study on its network, in one exchange.
 
     Args:
         config: the resolved configuration, of problem study.
         folder: the result folder.
-        effort: how much is done.
         measure: what to decide by.
+        cautious: use partners' models only where they are better by a standard error.
         force: whether results in the folder may be replaced.
         json: whether the command prints JSON.
     """
@@ -305,30 +306,21 @@ def advised(config: Config, folder: Path, effort: Effort, *, measure: str, force
     check(folder, force=force)
     if not listens(study):
         raise RunError(f"the server of {study.name} is not there; start it with: coterie study serve {study.folder}.")
-    left: list[str] = []
-    while True:
-        agreement = agreed(study, log)
-        sites = [site.name for site in agreement.sites]
-        asked = replace(config, problem={**config.problem, "agreement": agreement.digest})
-        build_problem_and_method(asked)
-        note_run(study.folder, folder, "advise", config.run.method, sites)
-        job = {
-            "study": str(study.folder.resolve()),
-            "stage": "advise",
-            "config": asked.as_toml(),
-            "folder": str(folder.resolve()),
-            "force": force or bool(left),
-            "effort": list(effort),
-            "measure": measure,
-        }
-        log(f"{study.name}: advice with {len(sites)} sites. {advice_time(config, agreement.seconds)}")
-        result = _done(study, job, for_sites(study, "train", sites, asked), folder, log)
-        if "left" not in result:
-            return result
-        if set(result["left"]) & set(left):
-            raise RunError(f"{', '.join(result['left'])} left twice; ask there what happened, then try again.")
-        left += result["left"]
-        log(f"{', '.join(result['left'])} left; the advice begins again with those that are there")
+    agreement = agreed(study, log)
+    sites = [site.name for site in agreement.sites]
+    asked = replace(config, problem={**config.problem, "agreement": agreement.digest})
+    note_run(study.folder, folder, "advise", config.run.method, sites)
+    job = {
+        "study": str(study.folder.resolve()),
+        "stage": "advise",
+        "config": asked.as_toml(),
+        "folder": str(folder.resolve()),
+        "force": force,
+        "measure": measure,
+        "cautious": cautious,
+    }
+    log(f"{study.name}: advice with {len(sites)} sites, in one exchange")
+    return _done(study, job, for_sites(study, "train", sites, advice_plan(asked, study, agreement)), folder, log)
 
 
 def training_time(config: Config, seconds: float) -> str:
@@ -341,17 +333,6 @@ def training_time(config: Config, seconds: float) -> str:
     methods = [config, *(config.for_baseline(name) for name in config.run.baselines or [])]
     count = config.run.rounds * sum(exchanges_of(method) for method in methods)
     return f"about {time_text(count * seconds)}: {count} exchanges of {seconds:.2g} s, and the time to compute"
-
-
-def advice_time(config: Config, seconds: float) -> str:
-    """How long an advice will take, from the duration of an exchange in the handshake.
-
-    Args:
-        config: the configuration.
-        seconds: duration of one exchange.
-    """
-    count = config.run.rounds + ADVICE
-    return f"About {time_text(count * seconds)}: some {count} exchanges of {seconds:.2g} s, and the time to compute"
 
 
 def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path, log: Log) -> dict[str, Any]:

@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from coterie import __version__
-from coterie.advise.advise import Effort
-from coterie.advise.mixtures import PartnersLeft
-from coterie.engines.embedded import own_node, plan_of
+from coterie.engines.embedded import own_node
 from coterie.engines.follow import no_observer
 from coterie.engines.load import read_config
 from coterie.experiment import run as experiment
@@ -27,7 +25,7 @@ from coterie.federation.remote import Address, Beside, Message, Policy, RemoteEn
 from coterie.numerics import Draw
 from coterie.problems.sites.agreement import Agreement, agree
 from coterie.problems.sites.folder import Study
-from coterie.problems.sites.holding import receive
+from coterie.problems.sites.holding import Plan, receive
 from coterie.problems.sites.terms import own_tables
 from coterie.storage import write_json
 from coterie.study.advice import advise_once
@@ -68,14 +66,14 @@ class Timed:
         return round(median(self.seconds), 3) if self.seconds else 0.0
 
 
-def for_sites(study: Study, stage: str, sites: Sequence[str], config: Config | None = None) -> dict[str, Any]:
+def for_sites(study: Study, stage: str, sites: Sequence[str], plan: Plan | None = None) -> dict[str, Any]:
     """What sites are told of a job.
 
     Args:
         study: the study.
-        stage: agree, train or advise.
+        stage: agree or train; an advice is a training of one exchange.
         sites: the sites, in the order of their clients.
-        config: the configuration of a training.
+        plan: what they prepare, for a training.
     """
     job: dict[str, Any] = {
         "study": study.name,
@@ -85,9 +83,8 @@ def for_sites(study: Study, stage: str, sites: Sequence[str], config: Config | N
         "sites": list(sites),
         "invited": invited(study.folder),
     }
-    if config is not None:
-        agreement = Agreement.read(study.folder, config.problem["agreement"])
-        job["plan"] = plan_of(config, agreement)._asdict()
+    if plan is not None:
+        job["plan"] = plan._asdict()
     return job
 
 
@@ -114,7 +111,8 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
     config, folder = read_config(job["config"]), Path(job["folder"])
     agreement = Agreement.read(study.folder, config.problem["agreement"])
     if job["stage"] == "advise":
-        return _advised(job, study, agreement, config, folder, transport_to)
+        options = {key: job[key] for key in ("measure", "cautious", "force")}
+        return advise_once(config, study, agreement, transport_to([s.name for s in agreement.sites]), folder, **options)
     names = [site.name for site in agreement.sites]
 
     def network(config: Config, problem: Any) -> Transport:
@@ -131,36 +129,6 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
     if job["share"] and summary["outcome"] == "finished":
         summary = {**summary, "received": share(study, transport_to(names), names, folder, run_name(config))}
     return summary
-
-
-def _advised(
-    job: Mapping[str, Any],
-    study: Study,
-    agreement: Agreement,
-    config: Config,
-    folder: Path,
-    transport_to: TransportTo,
-) -> dict[str, Any]:
-    """The advice of a study, or who left; its messages go to the folder's log."""
-    names = [site.name for site in agreement.sites]
-
-    def network(config: Config, problem: Any) -> Transport:
-        own, transport = own_node(problem, len(names)), transport_to(names)
-        return Beside(transport, own["(here)"]) if own else transport
-
-    try:
-        return advise_once(
-            config,
-            study,
-            agreement,
-            network,
-            folder,
-            Effort(*job["effort"]),
-            measure=job["measure"],
-            force=job["force"],
-        )
-    except PartnersLeft as gone:
-        return {"left": [names[k] for k in gone.partners]}
 
 
 def share(study: Study, transport: Transport, names: Sequence[str], folder: Path, run: str) -> list[str]:

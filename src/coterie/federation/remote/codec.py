@@ -62,8 +62,7 @@ class Names:
         {
             "coterie.methods.*",
             "coterie.problems.models.statistics",
-            "coterie.advise.mixtures",
-            "coterie.advise.agreement",
+            "coterie.ensemble.message",
         }
     )
     records: frozenset[str] = field(

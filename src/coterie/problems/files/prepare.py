@@ -203,6 +203,11 @@ class Preparation(NamedTuple):
         wide = sum(len(column.words) + column.missing for column in self.worded)
         return (len(self.numeric) + sum(column.indicator for column in self.numeric) + wide,)
 
+    def as_it_stands(self) -> "Preparation":
+        """The same columns without scaling, NaN where a number is missing."""
+        numeric = (c._replace(mean=0.0, deviation=1.0, fill=float("nan"), slopes=()) for c in self.numeric)
+        return self._replace(numeric=tuple(numeric))
+
     @property
     def outputs(self) -> int:
         """Of the model."""
@@ -280,6 +285,32 @@ def learnt(tables: Tables, scaling: Scaling = "common", impute: Impute = "mean")
     rows = sum(holder.rows for holder in tables.holders)
     fed = federation_of(tables)
     return learnt_from(fed, tables.form, rows, scaling, impute), fed.ledger
+
+
+def of_own_rows(tables: Tables) -> Preparation:
+    """The columns, words and classes of the target's rows alone: what partners have changes nothing in it.
+
+    Args:
+        tables: everybody's rows, the target's last.
+    """
+    form, mine = tables.form, tables.stack.client(len(tables.holders) - 1).all()
+    numbers, codes = (column.numpy() for column in mine.columns)
+    moments = Moments.of(mine.columns[0])
+    found = zip(form.numbers(), moments.mean.tolist(), moments.deviation.tolist(), moments.n.tolist(), strict=True)
+    numeric = [Numeric(name, mean, deviation, 1.0 - n / len(numbers) > INDICATED) for name, mean, deviation, n in found]
+    lists = [
+        {word: int((codes[:, j] == code).sum()) for word, code in known.items()}
+        for j, known in enumerate(tables.holders[-1].words)
+    ]
+    worded = tuple(
+        Worded(name, tuple(sorted(word for word, n in words.items() if n)), bool((codes[:, j] < 0).any()))
+        for j, (name, words) in enumerate(zip(form.worded, lists, strict=False))
+    )
+    if form.kind == "classification":
+        classes = tuple(sorted((word for word, n in lists[-1].items() if n), key=in_order))
+        return Preparation(form, tuple(numeric), worded, classes, tuple(lists[-1][word] for word in classes))
+    label = (0.0, 1.0) if form.event is not None else (numeric[-1].mean, numeric[-1].deviation)
+    return Preparation(form, tuple(numeric[:-1]), worded, (), (), *label)
 
 
 def learnt_from(

@@ -24,7 +24,7 @@ from coterie.problems.files.findings import Finding
 from coterie.problems.files.frames import given
 from coterie.problems.files.prepare import Impute, Preparation, Scaling, baseline_of, learnt, own_scaled, transformed
 from coterie.problems.files.private import learnt_privately
-from coterie.problems.files.tables import MISSING, Holder, Options, expand, notes_on, read
+from coterie.problems.files.tables import MISSING, Holder, Options, Tables, expand, notes_on, read
 from coterie.problems.models import MODELS, FlatModel, build
 from coterie.problems.tasks.supervised import LOSSES, RowLoss, Supervised, cross_entropy
 from coterie.problems.weighting import Weighting, weighting
@@ -250,6 +250,62 @@ def _balanced(loss: RowLoss, weights: Tensor) -> RowLoss:
     return lambda outputs, labels: loss(outputs, labels) * weights[labels.long()]
 
 
+def checked_tables(
+    clients: str,
+    target: str,
+    label: str = "label",
+    *,
+    kind: Literal["auto", "classification", "regression"] = "auto",
+    categorical: list[str] | None = None,
+    drop: list[str] | None = None,
+    missing: list[str] | None = None,
+    side: int | None = None,
+    cache: str | None = None,
+    keep: list[str] | None = None,
+    units: dict[str, dict[str, Positive]] | None = None,
+    align_labels: bool | dict[str, str] | None = None,
+    repair: bool = False,
+    event: str | None = None,
+    private: bool = False,
+    partial: bool = False,
+) -> tuple[Tables, Ledger]:
+    """Everybody's rows, read and checked, and what was moved for it. Arguments are those of `files`.
+
+    Args:
+        clients: pattern of the clients' files.
+        target: the target's file.
+        label: column to predict.
+        kind: of the label.
+        categorical: columns of numbers that are categories.
+        drop: columns to leave out.
+        missing: further words that mean a missing value.
+        side: of pictures.
+        cache: folder for rows that exceed memory.
+        keep: columns that are used as they are.
+        units: what numbers are divided by.
+        align_labels: codings of the label.
+        repair: accept every proposal.
+        event: column that tells whether the event happened.
+        private: compare no file with another.
+        partial: whether clients may lack columns of the target; their values are missing then.
+    """
+    if not clients or not target:
+        raise UsageError(
+            "problem files needs your data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
+            "problem.label=column. To try it, write an example with `coterie data example DIR`."
+        )
+    columns = tuple(categorical or ()), tuple(drop or ()), MISSING | frozenset(missing or ())
+    options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
+    options = options._replace(keep=tuple(keep or ()), private=private, event=event, partial=partial)
+    held = given(clients, target)
+    if held is None:
+        tables = read(*expand(clients, target), options)
+    else:
+        tables = read(held.partners, held.goal, options, held.names)
+    consent = Consent(units or {}, align_labels, repair, options.keep)
+    return examined(tables, consent, private=private, cache=cache)
+
+
 def load_files(
     context: Context,
     *,
@@ -276,26 +332,28 @@ def load_files(
     orders: int = 1,
 ) -> PreparedFiles:
     """Read and check the files, learn the preparation, lay out the rows, and make the model."""
-    if not clients or not target:
-        raise UsageError(
-            "problem files needs your data: set problem.clients='sites/*.csv', problem.target=mine.csv and "
-            "problem.label=column. To try it, write an example with `coterie data example DIR`."
-        )
     make, row_loss = network(model), named_loss(loss)  # before long files are read
-    columns = tuple(categorical or ()), tuple(drop or ()), MISSING | frozenset(missing or ())
     private = context.statistics
-    options = Options(label, None if kind == "auto" else kind, *columns, side, cache)
-    options = options._replace(keep=tuple(keep or ()), private=private is not None, event=event)
     _check_private(private, scaling, impute)
     if event is not None:
         _check_event(event, private, {"kind": kind != "auto", "balance": balance, "loss": loss != "auto"})
-    held = given(clients, target)
-    if held is None:
-        tables = read(*expand(clients, target), options)
-    else:
-        tables = read(held.partners, held.goal, options, held.names)
-    consent = Consent(units or {}, align_labels, repair, options.keep)
-    tables, compared = examined(tables, consent, private=options.private, cache=cache)
+    tables, compared = checked_tables(
+        clients,
+        target,
+        label,
+        kind=kind,
+        categorical=categorical,
+        drop=drop,
+        missing=missing,
+        side=side,
+        cache=cache,
+        keep=keep,
+        units=units,
+        align_labels=align_labels,
+        repair=repair,
+        event=event,
+        private=private is not None,
+    )
     if private is None:
         prepared, spent = learnt(tables, scaling, impute)
     else:

@@ -84,6 +84,7 @@ class Options(NamedTuple):
     keep: tuple[str, ...] = ()
     private: bool = False
     event: str | None = None
+    partial: bool = False
 
 
 @dataclass
@@ -166,7 +167,9 @@ def read(partners: Sequence[Source], goal: Source, options: Options, names: Sequ
         findings.settle(len(paths))
         raise AssertionError("a form that cannot be found is a finding")
     target = goal.name if names is None else named[-1]
-    usable = [_agrees(path, name, form, target, options, findings) for path, name in zip(paths, named, strict=True)]
+    usable = [
+        _agrees(path, name, form, target, options, findings, treated) for path, name in zip(paths, named, strict=True)
+    ]
     files = [path for path in paths if isinstance(path, Path)]
     mapped = len(files) == len(paths) and sum(map(_size, files)) > MAPPED  # what a program holds is never written
     sinks = _Sinks(form, mapped, options)
@@ -396,8 +399,16 @@ def _glance(paths: Sequence[Source], names: Sequence[str], options: Options, fin
             findings.add(name, str(error), error.remedy)
 
 
-def _agrees(path: Source, name: str, form: Form, target: str, options: Options, findings: Findings) -> bool:
-    """Whether a file has the columns of the target's; what it lacks is a finding."""
+def _agrees(
+    path: Source,
+    name: str,
+    form: Form,
+    target: str,
+    options: Options,
+    findings: Findings,
+    treated: Findings | None = None,
+) -> bool:
+    """Whether a file has the columns of the target's; what it lacks is a finding, or a note if files may be partial."""
     try:
         if (reading.form_of(path) == "images") != (form.image is not None and form.label == "folder"):
             pictures = "pictures in sub-folders"
@@ -413,6 +424,12 @@ def _agrees(path: Source, name: str, form: Form, target: str, options: Options, 
     wanted = (*form.features, form.label, *([form.event] if form.event else []))
     lacking = [c for c in wanted if c not in columns]
     surplus = [c for c in columns if c not in wanted and c not in options.drop]
+    if options.partial and treated is not None and not {form.label, form.event} & set(lacking):
+        if lacking:
+            treated.add(name, f"lacks the {_named('column', lacking)}: its models do without")
+        if surplus:
+            treated.add(name, f"has the {_named('column', surplus)} besides, which {target} lacks: not used")
+        return len(lacking) < len(form.features)
     if lacking:
         kind = "label column" if form.label in lacking else "column"
         findings.add(name, f"lacks the {_named(kind, lacking)} of {target}", SAME_COLUMNS)
@@ -461,6 +478,9 @@ class _Sinks:
         if form.image is None:
             before = 0
             for block in reading.blocks_of(path, self.numeric):
+                if self.options.partial:
+                    absent = [c for c in form.features if c not in block]
+                    block = {**block, **{c: [None] * len(block[form.label]) for c in absent}}
                 yield reading.with_dates(block, form.dates, self.options.missing, before)
                 before += len(block[form.label])
         elif form.label == "folder" and isinstance(path, Path):

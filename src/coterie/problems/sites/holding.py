@@ -322,7 +322,7 @@ class Plan(NamedTuple):
         balance: whether classes are weighed by their inverse frequency.
         dtype: float32 or float64.
         seed: the seed of the model's start.
-        scaling: whether numbers are scaled by what was agreed, or by each site's own mean and deviation.
+        scaling: numbers by what was agreed, by each site's own mean and deviation, or none: rows as they stand.
         everyone: whether every site is a target, and splits its rows into those that train, validate and test.
         own: with everyone, the share of rows that train.
         test: with everyone, the share of rows for the test; the rest validates.
@@ -374,6 +374,8 @@ def prepared_node(
     context = Context(plan.seed, getattr(torch, plan.dtype))
     if plan.scaling == "own":
         prepared = own_scaled(tables, prepared, 0)
+    if plan.scaling == "none":
+        prepared = prepared.as_it_stands()
     inputs, labels = (torch.from_numpy(part) for part in model_rows(tables, prepared, 0))
     if not len(labels):
         raise UsageError("no row has a class of the study")

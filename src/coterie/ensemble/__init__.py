@@ -1,0 +1,1 @@
+"""Models of several holders, weighed in the space of predictions: messages, weights, and the model that follows."""
