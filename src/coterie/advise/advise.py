@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from coterie import machine
-from coterie.advise.decide import FOLDS, Decision, Judged, decide, is_copy
+from coterie.advise.decide import FOLDS, MOST_ROWS, Decision, Judged, decide, honest_loss, is_copy
 from coterie.advise.differs import Difference, differences, rewritten
 from coterie.advise.paired import NOTHING, Interval
 from coterie.advise.scores import EXPLAINED, Score, chosen, few_events, scarce, scores_for
@@ -257,13 +257,14 @@ def ask(fed: Federation, mine: Mine) -> dict[int, Message]:
 def _examined(mine: Mine, partners: Sequence[Partner]) -> list[_Found]:
     """Copies, what differs, and the models that take part."""
     numeric = [column.name for column in mine.prepared.numeric]
-    own, found = summary_of(mine.inputs, mine.labels), []
+    own, found = summary_of(mine.inputs, mine.labels), list[_Found]()
+    honest = honest_loss(mine.goal, mine.inputs[:MOST_ROWS], mine.labels[:MOST_ROWS])
     for partner in partners:
         sent = partner.message
         if sent is None:
             found.append(_Found(partner))
             continue
-        if is_copy(mine.goal, sent, mine.inputs, mine.labels):
+        if is_copy(mine.goal, sent, mine.inputs, mine.labels, honest):
             found.append(_Found(partner, copy=True))
             continue
         differs = differences(mine.goal, own, mine.inputs, mine.labels, sent, numeric, mine.prepared.classes)

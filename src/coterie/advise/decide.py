@@ -77,7 +77,19 @@ class Decision(NamedTuple):
     vetoed: bool
 
 
-def is_copy(goal: Goal, message: Message, inputs: np.ndarray, labels: np.ndarray) -> bool:
+def honest_loss(goal: Goal, inputs: np.ndarray, labels: np.ndarray) -> float:
+    """The held-out loss of trees on my rows: what models reach that have not seen the rows that they are judged on.
+
+    Args:
+        goal: the kind of the label.
+        inputs: my rows.
+        labels: mine.
+    """
+    found = held_out(inputs, labels, goal, dealt(labels, FOLDS, 0), partial(fit_trees, goal=goal))
+    return float(goal.losses(goal.distribution(found), labels).mean())
+
+
+def is_copy(goal: Goal, message: Message, inputs: np.ndarray, labels: np.ndarray, honest: float) -> bool:
     """Whether a partner's trees know my rows: their loss here is far below what they, and mine, have on rows not seen.
 
     Args:
@@ -85,13 +97,12 @@ def is_copy(goal: Goal, message: Message, inputs: np.ndarray, labels: np.ndarray
         message: the partner's.
         inputs: my rows.
         labels: mine.
+        honest: the held-out loss of my trees.
     """
     found = goal.distribution(message.trees.scores(inputs, goal))
     z = permutation_z(goal, found, labels, np.ones((1, len(labels)), dtype=bool))[0]
-    folds = dealt(labels, FOLDS, 0)
-    mine = held_out(inputs, labels, goal, folds, partial(fit_trees, goal=goal))
-    honest = min(message.held_out, float(goal.losses(goal.distribution(mine), labels).mean()))
-    return bool(goal.losses(found, labels).mean() < COPY_LOSS * honest and z < COPY_Z)
+    most = COPY_LOSS * min(message.held_out, honest)
+    return bool(goal.losses(found, labels).mean() < most and z < COPY_Z)
 
 
 @dataclass(frozen=True)
