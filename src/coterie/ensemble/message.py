@@ -35,8 +35,8 @@ class Summary(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A partner's models, the mean held-out loss of its trees on its own rows, that of knowing no column, how many rows
-    there are, and the summary."""
+    """A partner's models, the mean held-out loss of its trees (of times: its linear model) on its own rows, that of
+    knowing no column, how many rows there are, and the summary."""
 
     linear: Linear
     trees: Trees
@@ -107,7 +107,8 @@ def message_of(inputs: np.ndarray, labels: np.ndarray, goal: Goal, leaf: int) ->
     some = np.linspace(0, len(labels) - 1, min(len(labels), SAMPLED)).astype(int)
     x, y = inputs[some], labels[some]
     out = dealt(y, KEPT_OUT, 1) == 0
-    scores = fit_trees(x[~out], y[~out], goal, leaf=leaf).scores(x[out], goal)
+    judged = fit_linear(x[~out], y[~out], goal) if goal.edges else fit_trees(x[~out], y[~out], goal, leaf=leaf)
+    scores = judged.scores(x[out], goal)
     blind = fit_linear(np.zeros((int((~out).sum()), 1)), y[~out], goal).scores(np.zeros((int(out.sum()), 1)), goal)
     loss, least = (float(goal.losses(goal.distribution(each), y[out]).mean()) for each in (scores, blind))
     return Message(linear, trees, loss, least, len(labels), summary_of(x, y))

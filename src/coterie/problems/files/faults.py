@@ -52,12 +52,14 @@ class Consent:
         align_labels: True uses proposed codings of the label, False none, a mapping is used as it is; None asks.
         repair: every proposal is accepted.
         keep: columns that are not looked at.
+        strangers: a partner none of whose classes is known is a note, and no fault.
     """
 
     units: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     align_labels: bool | Mapping[str, str] | None = None
     repair: bool = False
     keep: tuple[str, ...] = ()
+    strangers: bool = False
 
 
 def examined(tables: Tables, consent: Consent, *, private: bool, cache: str | None = None) -> tuple[Tables, Ledger]:
@@ -245,7 +247,9 @@ def _align(tables: Tables, consent: Consent, doubts: Findings, treated: Findings
             )
         if not coding:
             if not theirs & mine and not private:
-                doubts.add(holder.name, *_nothing_in_common(theirs, mine, target.name))
+                (treated if consent.strangers else doubts).add(
+                    holder.name, *_nothing_in_common(theirs, mine, target.name)
+                )
             continue
         shown = ", ".join(f"{word} → {coding[word]}" for word in sorted(coding, key=in_order))
         if accepted or consent.repair:

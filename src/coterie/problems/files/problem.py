@@ -302,7 +302,7 @@ def checked_tables(
         tables = read(*expand(clients, target), options)
     else:
         tables = read(held.partners, held.goal, options, held.names)
-    consent = Consent(units or {}, align_labels, repair, options.keep)
+    consent = Consent(units or {}, align_labels, repair, options.keep, strangers=partial)
     return examined(tables, consent, private=private, cache=cache)
 
 
