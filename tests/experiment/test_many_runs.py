@@ -17,6 +17,7 @@ from coterie import storage
 from coterie.errors import RunError, UsageError
 from coterie.experiment import processes, worker
 from coterie.experiment import run as experiment
+from coterie.experiment.config import load
 from coterie.experiment.records import rounds_done
 from coterie.reproduce import running
 from coterie.reproduce.leaderboard import contests, leaderboard
@@ -222,6 +223,34 @@ def test_a_worker_waits_for_another_that_still_saves_the_run(tmp_path: Path, mon
     monkeypatch.setattr(storage.time, "sleep", look)
     assert worker.made(config, folder)["outcome"] == "finished"
     assert waited == [storage.LOOK]
+
+
+@pytest.mark.usefixtures("no_waiting_for_disks")
+@pytest.mark.parametrize("made", [12, False])
+def test_a_round_that_was_chosen_to_compile_from_is_no_other_setting(tmp_path: Path, made: Any) -> None:
+    """Else a grid whose runs had begun to use programs could not be resumed."""
+    config = load(sets={"run.problem": "quadratic", "run.method": "fedavg", "run.rounds": 1, "run.baselines": []})
+    folder = tmp_path / "run"
+    experiment.run(config.with_run(compile=made), folder, lambda name, is_baseline: None)
+    processes.check_unchanged([processes.Job(config, folder)])
+    with pytest.raises(UsageError, match=rf"made with run.compile = {made}, not 3"):
+        processes.check_unchanged([processes.Job(config.with_run(compile=3), folder)])
+
+
+@pytest.mark.usefixtures("workers_here", "no_waiting_for_disks")
+def test_a_run_that_somebody_else_made_meanwhile_is_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = {"run.problem": "quadratic", "run.method": "fedavg", "run.rounds": 1, "run.baselines": []}
+    jobs = [processes.Job(load(sets={**sets, "method.step": step}), tmp_path / str(step)) for step in (0.1, 0.2)]
+    other = load(sets={**sets, "method.step": 0.3})
+
+    def intrude() -> None:
+        experiment.run(other, jobs[1].folder, lambda name, is_baseline: None)
+
+    when_one_is_over(monkeypatch, intrude)
+    with pytest.raises(UsageError, match=r"made with method.step = 0.3, not 0.2"):
+        processes.run_all(jobs, at_once=1)
 
 
 def test_a_run_whose_process_was_stopped_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,8 @@ def check_unchanged(jobs: Sequence[Job]) -> None:
         if not (job.folder / "config.toml").is_file():
             continue
         made = load(job.folder / "config.toml").settings()
+        if job.config.run.compile == "auto":  # a round that was chosen by measurement, as it has been written down
+            made["run.compile"] = "auto"
         for key, value in job.config.with_run(baselines=[]).settings().items():
             if key not in NOT_COMPARED and made.get(key) != value:
                 raise UsageError(
@@ -145,6 +147,7 @@ class _Workers:
 
     def run(self, job: Job) -> dict[str, Any]:
         """A finished run is read, and one that diverged, since it would again; an interrupted one is resumed."""
+        check_unchanged([job])  # again: somebody may have made another run there meanwhile
         folder, begun = job.folder, job.folder / "config.toml"
         if begun.is_file() and (known := finished(folder, load(begun).run, or_diverged=True)) is not None:
             return known
