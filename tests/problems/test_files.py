@@ -356,9 +356,9 @@ def test_orders_are_laid_out_twice_in_a_row(folder: Path) -> None:
 
 
 def test_a_gzipped_table_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from coterie.problems.files import reading
+    from coterie.problems.files import reading, sizes
 
-    monkeypatch.setattr(reading, "SMALL", 1 << 16)
+    monkeypatch.setattr(sizes, "SMALL", 1 << 16)
     bomb, honest = tmp_path / "bomb.csv.gz", tmp_path / "honest.csv.gz"
     bomb.write_bytes(gzip.compress(b"a,b\n" + b"0" * (1 << 22)))
     rows = b"".join(b"%d,%d\n" % (i, i * i) for i in range(20_000))

@@ -9,6 +9,7 @@ import gzip
 import io
 import itertools
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -19,12 +20,23 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from coterie.problems.files.sizes import (
+    RATIO,
+    check_archive,
+    check_arrow,
+    check_parquet,
+    limit_of,
+)
+from coterie.problems.files.sizes import (
+    Unreadable as Unreadable,
+)
+
 BLOCK = 20_000
 CSV = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 DELIMITERS = ",;\t|"
 NUL = "\0"
-RATIO, SMALL = 200, 1 << 26  # a gzipped table unpacks to at most 200 times its size, or 64 MiB if that is more
+ARROW_FILE = b"ARROW1"  # how an Arrow file begins that is no stream
 
 COMMA = re.compile(r"[+-]?(?:\d+(?:,\d*)?|,\d+|\d{1,3}(?:\.\d{3})+,\d+)(?:[eE][+-]?\d+)?")
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+")  # also a number with three decimals: nobody can tell
@@ -53,14 +65,6 @@ class Frame:
 
 
 Source = Path | Frame
-
-
-class Unreadable(Exception):
-    """Why a file cannot be read, and the remedy."""
-
-    def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(what)
-        self.remedy = remedy
 
 
 def form_of(path: Source) -> str:
@@ -157,7 +161,7 @@ class _Unpacked(gzip.GzipFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
-        self._left = max(SMALL, RATIO * path.stat().st_size)
+        self._left = limit_of(path)
 
     def read1(self, size: int = -1) -> bytes:
         """The next bytes, as a text reader asks for them."""
@@ -424,6 +428,7 @@ def _plain(word: str | None, missing: frozenset[str]) -> str | None:
 
 def _npz(path: Path) -> dict[str, np.ndarray]:
     try:
+        check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError, MemoryError, BadZipFile) as error:
@@ -476,17 +481,32 @@ def _record_batches(path: Path, form: str) -> Iterator[Any]:
     try:
         for file in _arrow_files(path):
             if file.suffix == ".parquet":
-                parquet = extra("pyarrow.parquet", "pyarrow", "reading Parquet")
-                yield from parquet.ParquetFile(file).iter_batches(BLOCK)
+                parquet = extra("pyarrow.parquet", "pyarrow", "reading Parquet").ParquetFile(file)
+                check_parquet(file, parquet.metadata)
+                yield from parquet.iter_batches(BLOCK)
                 continue
             with arrow.memory_map(str(file)) as source:
-                try:
-                    yield from arrow.ipc.open_stream(source)
-                except arrow.ArrowInvalid:
-                    opened = arrow.ipc.open_file(source)
-                    yield from map(opened.get_batch, range(opened.num_record_batches))
-    except (arrow.ArrowException, OSError) as error:
+                for batch in _ipc_batches(arrow.ipc, file, source):
+                    batch.validate(full=True)  # offsets and indices of a damaged file point anywhere
+                    yield batch
+    except (arrow.ArrowException, OSError, struct.error, IndexError, UnicodeDecodeError) as error:
         raise Unreadable(f"no readable {form}: {str(error).splitlines()[0]}") from None
+
+
+def _ipc_batches(ipc: Any, file: Path, source: Any) -> Iterator[Any]:
+    """The batches of an Arrow file, whose sizes are looked at first: a file of messages, or a stream of them."""
+    is_file = source.read(len(ARROW_FILE)) == ARROW_FILE
+    source.seek(8 if is_file else 0)
+    opened = (ipc.open_file if is_file else ipc.open_stream)(source)
+    source.seek(8 if is_file else 0)
+    batches = check_arrow(file, ipc.MessageReader.open_stream(source), len(opened.schema.names))
+    if is_file:
+        if opened.num_record_batches > batches:
+            raise Unreadable(f"{file.name} lists {opened.num_record_batches:,} batches and has {batches:,}")
+        yield from map(opened.get_batch, range(batches))
+        return
+    source.seek(0)
+    yield from ipc.open_stream(source)
 
 
 def _arrow_blocks(path: Path, form: str) -> Iterator[Block]:
