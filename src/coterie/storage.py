@@ -1,5 +1,6 @@
 """Writing files so that a crash leaves the old one or the new one, never half of either."""
 
+import errno
 import json
 import os
 import sys
@@ -21,11 +22,17 @@ LOOK = 0.1  # seconds between two tries to lock a folder
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # how a formula begins in a spreadsheet
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside, flush to disk, rename over."""
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write beside, flush to disk, rename over.
+
+    Args:
+        path: the file.
+        data: its content.
+        mode: who may read and write it, as far as the umask allows.
+    """
     name: Path | None = None
     try:
-        name, handle = _beside(path)
+        name, handle = _beside(path, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -42,10 +49,37 @@ def write_atomically(path: Path, data: bytes) -> None:
     _sync_folder(path.parent)
 
 
-def _beside(path: Path) -> tuple[Path, int]:
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file and flush it to disk, whole or not at all; a line that was torn before is ended first.
+
+    Args:
+        path: the file.
+        line: without an end.
+    """
+    try:
+        with path.open("ab+", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            torn = file.read(1) not in (b"", b"\n")
+            data = (b"\n" if torn else b"") + line.encode() + b"\n"
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(path, end)
+                raise
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written: {error.strerror or error}. What was saved before is intact; make room and "
+            "start again."
+        ) from None
+
+
+def _beside(path: Path, mode: int) -> tuple[Path, int]:
     """A new file beside another one, open for writing; the system gives it the mode that the umask allows."""
     name = path.with_name(f".{path.name}.{token_hex(8)}{UNFINISHED}")
-    return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
 
 
 def tensor_bytes(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:

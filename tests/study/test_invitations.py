@@ -1,19 +1,33 @@
 """Invitations are data: what is wrong with one is said, and none leads out of its folder."""
 
 import base64
+import errno
 import io
+import os
+import re
+import sys
+import warnings
 import zipfile
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from hospitals import hospitals
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from coterie.errors import UsageError
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuzz"))
+
+from targets import Target, mutated
+
+from coterie.errors import RunError, UsageError
+from coterie.federation.remote import Record
 from coterie.problems.sites.terms import terms_of
 from coterie.study import invitation as invitations
-from coterie.study.home import Home, SitePolicy, read_settings
+from coterie.study import kept
+from coterie.study.home import Home, SitePolicy, read_settings, totals
 from coterie.study.invitation import Invitation, check_name, expiry, write_private
 from coterie.study.site import prepare, run
 from coterie.study.supervise import dockerfile, unit
@@ -84,17 +98,158 @@ def test_a_site_with_an_expired_certificate_does_not_begin(tmp_path: Path, monke
             run(Home(tmp_path))
 
 
-def test_no_kit_leads_out_of_its_folder(tmp_path: Path) -> None:
-    path = invitation(tmp_path).write(tmp_path / "north.invite")
-    for name in ("../evil", "/tmp/evil", "a/../../evil"):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
+def with_kit(path: Path, archive: bytes) -> Path:
+    """The invitation in a file with another kit."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("kit = ")]
+    crooked = path.with_name("crooked.invite")
+    crooked.write_text("\n".join([*lines, f'kit = "{base64.b64encode(archive).decode()}"']))
+    return crooked
+
+
+def packed(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, warnings.catch_warnings(action="ignore"):
+        for name in names:
             archive.writestr(name, "x")
-        lines = [line for line in path.read_text().splitlines() if not line.startswith("kit = ")]
-        crooked = tmp_path / "crooked.invite"
-        crooked.write_text("\n".join([*lines, f'kit = "{base64.b64encode(buffer.getvalue()).decode()}"']))
-        with pytest.raises(UsageError, match="outside"):
-            Invitation.read(crooked)
+    return buffer.getvalue()
+
+
+OUTSIDE = (
+    "../evil",
+    "/tmp/evil",
+    "a/../../evil",
+    "..\\evil",
+    "a\\evil",
+    "C:evil",
+    "C:/evil",
+    "a//b",
+    "./a",
+    "a/",
+    "a\x1b[2J",
+    "é",
+)
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_kit_leads_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    crooked = with_kit(invitation(tmp_path).write(tmp_path / "north.invite"), packed("startup/key", name))
+    with pytest.raises(UsageError, match=r"outside of its folder or no plain name.*ask the coordinator"):
+        Invitation.read(crooked)
+    with pytest.raises(ValueError, match="outside"):
+        write_private(tmp_path / "kit", {name: b"x"})
+    assert not (tmp_path / "kit").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [(("a/key", "A/key"), "twice"), (("a", "a/key"), "as a file and as a folder")]
+)
+def test_no_two_files_of_a_kit_are_one(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
+    path = invitation(tmp_path).write(tmp_path / "north.invite")
+    with pytest.raises(UsageError, match=said):
+        Invitation.read(with_kit(path, packed(*names)))
+
+
+def _encrypted() -> bytes:
+    data = bytearray(packed("key"))
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    data[6] |= 1
+    return bytes(data)
+
+
+def _packed_otherwise() -> bytes:
+    data = bytearray(packed("key"))
+    data[data.index(b"PK\x01\x02") + 10] = 97
+    return bytes(data)
+
+
+@pytest.mark.parametrize("archive", [_encrypted(), _packed_otherwise(), packed("key")[:-30], b""])
+def test_a_kit_that_cannot_be_unpacked_is_refused(tmp_path: Path, archive: bytes) -> None:
+    path = invitation(tmp_path).write(tmp_path / "north.invite")
+    with pytest.raises(UsageError, match="is no invitation, or it is damaged"):
+        Invitation.read(with_kit(path, archive))
+
+
+CROOKED = [
+    (r"^expires = .*$", "expires = 2030-01-01T00:00:00"),
+    (r"^expires = .*$", "expires = 2030-01-01"),
+    (r"^address = .*$", 'address = "host\\u001b[2J:1"'),
+    (r"^version = .*$", f'version = "{"9" * 400}"'),
+    (r"^scaling = .*$", 'scaling = "other"'),
+    (r"^impute = .*$", "impute = []"),
+    (r"^words = ", "words = 3 #"),
+    (r"^least_rows = ", f"deep = {'[' * 3000}{']' * 3000}\nleast_rows = "),
+    (r"(?s)^\[terms\].*?^\[keys\]", "[keys]"),
+    (r"(?s)\A.*?^\[terms\]", "terms = 3\n[other]"),
+    (r"(?s)\A.*?^\[terms\]", "invitation = 3\n[terms]"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CROOKED)
+def test_a_crooked_invitation_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    path = invitation(tmp_path).write(tmp_path / "north.invite")
+    text, count = re.subn(old, lambda _: new, path.read_text(), count=1, flags=re.MULTILINE)
+    assert count == 1
+    path.write_text(text)
+    with pytest.raises(UsageError, match="ask the coordinator"):
+        Invitation.read(path)
+
+
+@given(number=st.integers(0, 2**32))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_mutated_invitation_is_read_or_refused(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "north.invite"
+    if not path.exists():
+        invitation(tmp_path).write(path)
+    target = Target("invitations", lambda: [path.read_bytes()], lambda data, place: None)
+    other = tmp_path / "other.invite"
+    other.write_bytes(mutated(target, number))
+    with suppress(UsageError):
+        Invitation.read(other).check_date()
+
+
+@pytest.mark.parametrize("torn", [b'{"time": "20', b"\xff\xfe", b"[1]", b'{"time": 3}', b"[" * 5000])
+def test_a_torn_line_of_the_journal_hides_no_other(tmp_path: Path, torn: bytes) -> None:
+    home = Home(tmp_path)
+    home.note(Record("run", "shared/gradient", 10, 20, "done"))
+    with (tmp_path / "journal.jsonl").open("ab") as file:
+        file.write(torn)
+    home.note(Record("run", "shared/gradient", 1, 2, "done"))
+    assert [line["cause"] for line in home.journal()] == [
+        "shared/gradient",
+        "(line 2 of the journal is damaged)",
+        "shared/gradient",
+    ]
+    assert [(row["orders"], row["received"], row["sent"]) for row in totals(home)] == [(2, 11, 22), (1, 0, 0)]
+
+
+def test_a_full_disk_loses_nothing_of_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, found = Home(tmp_path), invitation(tmp_path)
+    home.note(Record("run", "shared/gradient", 10, 20, "done"))
+    found.write(tmp_path / "north.invite")
+    write_private(tmp_path / "kit", {"startup/key": b"old"})
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        for write, file in (
+            (lambda: home.note(Record("run", "shared/gradient", 1, 2, "done")), "journal.jsonl"),
+            (lambda: found.write(tmp_path / "north.invite"), "north.invite"),
+            (lambda: write_private(tmp_path / "kit", {"startup/key": b"new"}), "key"),
+        ):
+            with pytest.raises(RunError, match=f"{file} cannot be written: No space left on device.*intact"):
+                write()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    home.note(Record("run", "shared/gradient", 1, 2, "done"))
+    assert len(list(home.journal())) == 2
+
+
+def test_a_damaged_register_of_a_study_is_named(tmp_path: Path) -> None:
+    (tmp_path / "invited.json").write_text('{"north": ')
+    with pytest.raises(UsageError, match=r"invited.json cannot be read .*restore it"):
+        kept.invited(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["North", "", "9a", "a b", "a/b", "ä", "x" * 41])

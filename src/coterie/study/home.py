@@ -20,7 +20,7 @@ from coterie.errors import UsageError
 from coterie.federation.remote import NodePolicy, Record
 from coterie.problems.sites.holding import HOME, INSTANCE, Choices
 from coterie.problems.sites.terms import Terms
-from coterie.storage import write_atomically
+from coterie.storage import append_line, write_atomically
 from coterie.study.invitation import Invitation
 
 INVITATION, SETTINGS, JOURNAL, RECEIVED, KIT, MEMORY = (
@@ -196,17 +196,36 @@ class Home:
         return "the file has changed since this site joined; the next handshake uses it as it is now"
 
     def note(self, record: Record) -> None:
-        """Add an order to the journal."""
+        """Add an order to the journal, whole or not at all."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **record._asdict()}
-        with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self.folder / JOURNAL, json.dumps(line))
 
     def journal(self) -> Iterator[dict[str, Any]]:
-        """All orders so far."""
+        """All orders so far; a line that was torn, say by a crash, stands for an order that is not known."""
         path = self.folder / JOURNAL
         if path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                yield json.loads(line)
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            for number, line in enumerate(lines, 1):
+                yield _entry(line) or {
+                    **dict.fromkeys(ENTRY, ""),
+                    "cause": f"(line {number} of the journal is damaged)",
+                    "received": 0,
+                    "sent": 0,
+                    "outcome": "unknown",
+                }
+
+
+ENTRY = ("time", *Record._fields)
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    """An order of the journal; None where the line is damaged."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    sound = isinstance(found, dict) and all(key in found for key in ENTRY)
+    return found if sound and type(found["received"]) is type(found["sent"]) is int else None
 
 
 def _state_of(path: Path) -> str | None:

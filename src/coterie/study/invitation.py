@@ -6,24 +6,29 @@ can take part in the partner's place: send it over a channel that both sides tru
 
 import base64
 import io
-import os
+import re
 import secrets
 import tomllib
 import zipfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tomli_w
 
 from coterie import __version__
-from coterie.errors import UsageError
+from coterie.errors import UsageError, clean, gist
 from coterie.problems.sites.terms import Terms
+from coterie.storage import make_folder, write_atomically
 
 VALID_DAYS = 30
 LARGEST = 8 << 20  # bytes of an invitation
 ENGINES = ("flower", "nvflare")
+PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,100}")  # of the path of a file in a kit: no backslash, no drive, no ..
 
 
 @dataclass(frozen=True)
@@ -64,11 +69,8 @@ class Invitation:
             "version": self.version,
         }
         data = tomli_w.dumps({"invitation": about, "terms": self.terms.as_dict(), "keys": {"kit": _packed(self.files)}})
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(HEADER + data)
+        make_folder(path.parent)
+        write_atomically(path, (HEADER + data).encode(), 0o600)
         return path
 
     @staticmethod
@@ -84,6 +86,10 @@ class Invitation:
                 about["expires"], datetime
             ):
                 raise ValueError("a value has a wrong type")
+            if about["expires"].tzinfo is None:
+                raise ValueError("expires has no time zone")
+            if any(clean(value) != value for value in texts.values()):
+                raise ValueError("a value is too long or holds characters that are no text")
             check_name(texts["site"], "site")
             check_name(texts["study"], "study")
             if texts["engine"] not in ENGINES:
@@ -96,10 +102,9 @@ class Invitation:
             )
         except FileNotFoundError:
             raise UsageError(f"there is no invitation {path}; ask the coordinator for one.") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise UsageError(
-                f"{path} is no invitation, or it is damaged ({type(error).__name__}: {error}); ask the coordinator for "
-                "another one."
+                f"{path} is no invitation, or it is damaged ({gist(error)}); ask the coordinator for another one."
             ) from None
 
     def check_date(self, now: datetime | None = None) -> None:
@@ -176,31 +181,47 @@ def _packed(files: dict[str, bytes]) -> str:
 def _unpacked(text: Any) -> dict[str, bytes]:
     if not isinstance(text, str):
         raise ValueError("keys.kit is no text")
-    found = {}
     try:
         with zipfile.ZipFile(io.BytesIO(base64.b64decode(text, validate=True))) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > LARGEST:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > LARGEST:
                 raise ValueError("keys.kit is too large")
-            for entry in archive.infolist():
-                parts = Path(entry.filename).parts
-                if not parts or ".." in parts or Path(entry.filename).is_absolute() or entry.is_dir():
-                    raise ValueError("keys.kit names a file outside of its folder")
-                found[entry.filename] = archive.read(entry)
-    except zipfile.BadZipFile as error:
+            check_kit([entry.filename for entry in entries])
+            return {entry.filename: archive.read(entry) for entry in entries}
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # also: encrypted, packed in another way
         raise ValueError(f"keys.kit: {error}") from None
-    return found
+
+
+def check_kit(names: Sequence[str]) -> None:
+    """Refuse names of files that are outside of their folder, or that are one file on some system.
+
+    Args:
+        names: with / between folders.
+    """
+    for name in names:
+        if not all(PART.fullmatch(part) for part in name.split("/")):
+            raise ValueError(f"keys.kit names {clean(name, 60)!r}, a file outside of its folder or no plain name")
+    plain = sorted(name.lower() for name in names)
+    for name, after in pairwise(plain):
+        if name == after:
+            raise ValueError(f"keys.kit names {name!r} twice")
+    if inside := {str(above) for name in plain for above in PurePosixPath(name).parents} & {*plain}:
+        raise ValueError(f"keys.kit names {min(inside)!r} as a file and as a folder")
 
 
 def write_private(folder: Path, files: dict[str, bytes]) -> None:
     """Write files that only their owner can read, into a folder that only its owner can enter."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
+    check_kit(list(files))
+    _private_folder(folder)
     for name, data in files.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        _private_folder(path.parent)
+        write_atomically(path, data, 0o600)
+
+
+def _private_folder(path: Path) -> None:
+    make_folder(path)
+    path.chmod(0o700)
 
 
 HEADER = """\

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from coterie.errors import UsageError, gist
 from coterie.problems.sites.agreement import FOLDER as AGREEMENTS
 from coterie.problems.sites.folder import FILE, Study
 from coterie.storage import write_json
@@ -57,7 +58,10 @@ def note_run(folder: Path, results: Path, stage: str, method: str, sites: Sequen
 
 
 def _read(path: Path, default: Any) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read ({gist(error)}); restore it from a copy, or remove it.") from None
 
 
 def keys_of(study: Study, site: str) -> list[Path]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -131,11 +131,12 @@ class Terms:
             values["words"] = tuple(_texts(words, "words") for words in values.get("words", ()))
             values["usual"] = {str(name): _usual(entry) for name, entry in values.get("usual", {}).items()}
             terms = Terms(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"the terms of the study cannot be read ({error}); ask the coordinator again.") from None
         if terms.kind not in ("classification", "regression") or len(terms.words) != len(terms.form.codes()):
             raise UsageError("the terms of the study are incomplete; ask the coordinator for another invitation.")
-        if type(terms.least_rows) is not int or type(terms.label) is not str:
+        known_words = terms.scaling in get_args(Scaling) and terms.impute in get_args(Impute)
+        if type(terms.least_rows) is not int or type(terms.label) is not str or not known_words:
             raise UsageError("the terms of the study have values of a wrong type; ask the coordinator again.")
         return terms
 
