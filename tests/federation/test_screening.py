@@ -133,16 +133,6 @@ def test_of_two_equal_updates_the_later_client_is_the_copy_whichever_is_longer(t
         assert left_out(fed) == [("duplicate update", 2, "of client 0")]
 
 
-def test_where_half_of_the_updates_are_zero_none_is_shortened(tiny):
-    rows = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [0.0, 0.0], [6.0, 8.0]])
-    fed = tiny(5, screening=Screening(clip=1.0))
-    assert torch.equal(fed.gather(echoed, Each(rows), draw=DRAW).rows, rows)
-    assert left_out(fed) == []
-    rows[0], rows[2] = torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])
-    found = tiny(5, screening=Screening(clip=1.0)).gather(echoed, Each(rows), draw=DRAW).rows
-    torch.testing.assert_close(found, torch.cat([rows[:4], rows[4:] / 2]))
-
-
 def test_a_size_of_one_is_believed_where_most_declare_none():
     assert Screening(trust=2.0).sizes(torch.tensor([0, 0, 9000])).tolist() == [0, 0, 1]
     assert Screening(trust=1.5).sizes(torch.tensor([1, 1, 9000])).tolist() == [1, 1, 1]
