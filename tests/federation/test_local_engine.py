@@ -357,7 +357,7 @@ def test_large_results_are_handed_on_at_once(shards, monkeypatch):
     assert torch.equal(torch.cat([part.values for part in parts]), whole.values)
 
 
-@pytest.mark.parametrize("what", ["shared", "each", "private"])
+@pytest.mark.parametrize("what", ["shared", "each", "private", "rows"])
 @pytest.mark.parametrize("mode", ["sequential", "vmap"])
 def test_a_work_that_writes_into_what_it_is_given_is_refused_and_changes_nothing(mode, what):
     problem = quadratic(Context(), clients=3, friends=1, dimension=3, rows=6)
@@ -379,16 +379,18 @@ def test_a_work_at_the_target_that_writes_in_place_is_refused_and_changes_nothin
     problem = quadratic(Context(), clients=3, friends=1, dimension=3, rows=6)
     engine = LocalEngine(problem.task, problem.train, problem.valid, problem.target)
     before = problem.start.clone()
-    call = Call(writes_in_place, {"start": problem.start}, None, Static(into="shared"), Draw.of(0))
-    with pytest.raises(WorkError, match=r"writes in place into what it is given \(the target\)"):
-        engine.execute_at_target(call)
+    for into in ("shared", "rows"):
+        call = Call(writes_in_place, {"start": problem.start}, None, Static(into=into), Draw.of(0))
+        with pytest.raises(WorkError, match=r"writes in place into what it is given \(the target\)"):
+            engine.execute_at_target(call)
     assert torch.equal(problem.start, before)
 
 
 @work("tests/writes-in-place", update=RESULT)
 def writes_in_place(shard, shared, private, static, draw):
     found = shared["start"].clone()
-    into = {"shared": shared["start"], "each": shared.get("each"), "private": private}
+    rows = (shard.train or shard.valid).all().columns[0]
+    into = {"shared": shared["start"], "each": shared.get("each"), "private": private, "rows": rows}
     if static.into != "nothing":
         into[static.into].add_(1.0)
     return found, private

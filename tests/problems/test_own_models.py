@@ -473,6 +473,22 @@ def torchs() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 4, stride=4), norm, nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
 
 
+@pytest.mark.parametrize("first", [nn.LeakyReLU(2.0, inplace=True), nn.Dropout(0.5, inplace=True), nn.ReLU6(True)])
+def test_a_first_layer_that_works_in_place_leaves_the_rows_as_they_were(first: nn.Module) -> None:
+    def trained(layer: nn.Module, mode: str) -> Tensor:
+        torch.manual_seed(1)
+        made = problem(nn.Sequential(layer, nn.Linear(6, 2)), [rows(6, k) for k in range(3)])
+        before = [column.clone() for column in (*made.train.columns, *made.target.valid.columns)]
+        fit = coterie.fit(made, coterie.methods.meritfed(batch="all"), 3, mode=mode)
+        assert all(map(torch.equal, before, (*made.train.columns, *made.target.valid.columns)))
+        return fit._result.view.model
+
+    apart = copy.deepcopy(first)
+    apart.inplace = False
+    for mode in ("vmap", "sequential"):
+        assert torch.equal(trained(first, mode), trained(apart, mode))
+
+
 class Wrapped(nn.Module):
     """The same network, whose derivatives nobody has written by hand."""
 

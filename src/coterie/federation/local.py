@@ -89,7 +89,8 @@ class LocalEngine:
             )
         draw = call.draw.client(self.train.counts.new_tensor(-1))
         shared = mapped(lambda value: self._copied(value, 1)[0], call.shared)
-        with explained(call, "the target"), _unwritten(shared, call, "the target"):
+        rows = [part.columns for part in (self.target.train, self.target.valid) if part is not None]
+        with explained(call, "the target"), _unwritten([shared, rows], call, "the target"):
             return call.work(self.target, shared, None, call.static, draw)
 
     def remember(self, memory: Memory, parts: list[tuple[Tensor, Tree]]) -> Memory:
@@ -162,13 +163,9 @@ class LocalEngine:
             return call.work(shard, fill(mine), private_row, call.static, Draw(key))
 
         stacks = [s for s in (self.train, self.valid) if s is not None]
-        with counted() as points, _unwritten([mine, private], call, ids):
-            out = vmap(at_client)(
-                call.draw.client(batch).key,
-                [(s.offsets[batch], s.counts[batch], self._views(s, batch)) for s in stacks],
-                mine,
-                private,
-            )
+        spans = [(s.offsets[batch], s.counts[batch], self._views(s, batch)) for s in stacks]
+        with counted() as points, _unwritten([mine, private, spans], call, ids):
+            out = vmap(at_client)(call.draw.client(batch).key, spans, mine, private)
         touched(points.rows // 2 if lone else points.rows)  # what the copy took is not counted
         return rows(out, slice(1)) if lone else out
 
@@ -269,7 +266,8 @@ class LocalEngine:
             with explained(call, f"client {client}"), _unwritten([own, private_row], call, ids[i]):
                 return call.work(shard, mine, private_row, call.static, Draw(keys[i]))
 
-        return at_client, _watched(given)
+        columns = [part.columns for part in (self.train, self.valid) if part is not None]
+        return at_client, _watched([given, columns])
 
 
 @contextmanager

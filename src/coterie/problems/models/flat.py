@@ -54,6 +54,8 @@ class FlatModel:
         self.vmaps, self.reason = True, ""
         self.normalised: tuple[str, ...] = ()
         for name, part in self._module.named_modules():
+            if getattr(part, "inplace", False) is True and type(part).__module__.startswith("torch.nn."):
+                part.inplace = False  # as the first layer it would overwrite the rows; values are the same
             if isinstance(part, nn.modules.batchnorm._BatchNorm):
                 part.train()
                 if part.running_mean is not None:
