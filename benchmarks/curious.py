@@ -117,8 +117,10 @@ def error(c: Coordinator, truth: Tensor) -> float:
     guess = torch.stack(answers).mean(0) if answers else START.clone()
     for i in range(0 if answers else ASKED // 2):  # at first all rows, then batches, whose differences average out
         sums = [c.ask(gradient, START, who, summed=True, batch=8 if i else "all") for who in (ALL, ALL[1:])]
-        if (both := [s * n for s, n in zip(sums, (4, 3), strict=True) if s is not None])[1:]:
-            guess = guess + (both[0] - both[1] - guess) / max(1, i)
+        if sums[0] is not None and sums[1] is not None:
+            guess = guess + (4 * sums[0] - 3 * sums[1] - guess) / max(1, i)
+            if i == 0:  # exact
+                break
     for i in range(0 if answers else D):
         guess[i] = guess[i] if (one := c.numbers("single numbers", START, [i])) is None else one
     return min(1.0, float((guess - truth).norm() / truth.norm()))
