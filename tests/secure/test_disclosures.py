@@ -391,3 +391,18 @@ def test_a_lagged_run_does_not_stall_where_its_numbers_are_lost() -> None:
     assert result.summary["outcome"] == "finished", result.summary["message"]
     assert {event["event"] for event in result.events} == {"lost", "rejoined"}
     assert result.state.rounds == 4
+
+
+@pytest.mark.slow
+def test_the_table_of_what_is_reconstructed_is_what_the_attacks_give(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of docs/SECURITY.md; errors of gradients within 3 points, as kernels differ."""
+    pytest.importorskip("cryptography", reason="secure sums need it: pip install 'coterie[secure]'")
+    pytest.importorskip("dp_accounting", reason="needs coterie[privacy]")
+    from benchmarks import curious
+
+    curious.main()
+    page = (Path(__file__).parents[2] / "docs" / "SECURITY.md").read_text(encoding="utf-8")
+    for line in capsys.readouterr().out.splitlines()[2:]:
+        start, _, last = line.removesuffix(" |").rpartition(" | ")
+        (told,) = [row for row in page.splitlines() if row.startswith(f"{start} | ")]
+        assert abs(int(told.removesuffix("% |").rpartition(" ")[2]) - int(last.removesuffix("%"))) <= 3, line
