@@ -135,7 +135,7 @@ def test_a_program_that_returns_its_input_is_not_used_however_short_the_steps(dt
         error = 0.0
         busy = False
 
-        def __init__(self, graph: Graph, threads: int) -> None:
+        def __init__(self, graph: Graph, *more: Any) -> None:
             super().__init__(graph)
 
         def program(self) -> Any:
