@@ -28,7 +28,7 @@ from coterie.ensemble.stack import Stack, write_stack
 from coterie.errors import UsageError
 from coterie.experiment.build import using_threads
 from coterie.experiment.config import Config, PrivacyTable, load
-from coterie.experiment.records import prepare
+from coterie.experiment.records import at_work_on, read_plan
 from coterie.federation import Federation, LocalEngine
 from coterie.federation import Stack as Parts
 from coterie.numerics import Draw
@@ -36,7 +36,7 @@ from coterie.problems.files.faults import as_note
 from coterie.problems.files.prepare import Preparation, model_rows, of_own_rows
 from coterie.problems.files.problem import checked_tables
 from coterie.problems.files.tables import Tables, notes_on
-from coterie.report.results import ADVICE
+from coterie.report.results import ADVICE, ADVISING
 from coterie.storage import make_folder, write_atomically, write_json
 
 VERSION = 3  # of advice.json
@@ -154,29 +154,58 @@ def advise_on(
     goal, prepared = mine.goal, mine.prepared
     classes, times = len(prepared.classes) or None, bool(goal.edges)
     score = chosen(measure, mine.labels.astype(int) if classes else mine.labels, classes, times=times)
-    if folder is not None:
-        prepare(folder, force=force)
+    if folder is None:
+        found, advice = _decided(mine, partners, config, score, cautious, models, notes, say)
+        return Advised(advice, found.delivered, prepared.as_it_stands())
+    with at_work_on(folder, ADVISING, force=force):  # what was begun and not finished is begun again
         write_atomically(folder / "config.toml", config.as_toml().encode())
+        write_json(folder / ADVISING, {"measure": measure, "cautious": cautious})
+        found, advice = _decided(mine, partners, config, score, cautious, models, notes, say)
+        _write(folder, mine, found, advice, stored=not models)
+        (folder / ADVISING).unlink()
+    return Advised(advice, found.delivered, prepared.as_it_stands())
+
+
+def resumed(folder: Path, say: Say) -> dict[str, Any]:
+    """The advice of a folder whose command was stopped, from the configuration there.
+
+    Args:
+        folder: where it was begun.
+        say: called with progress messages.
+    """
+    measure, cautious = read_plan(folder / ADVISING, "measure", "cautious")
+    config = load(folder / "config.toml", {}, {})
+    return advise(config, folder, measure=str(measure), cautious=cautious is True, say=say).advice
+
+
+def _decided(
+    mine: Mine,
+    partners: Sequence[Partner],
+    config: Config,
+    score: Score,
+    cautious: bool,
+    models: Sequence[Estimator],
+    notes: Sequence[str],
+    say: Say,
+) -> tuple[Decision, dict[str, Any]]:
+    """The decision, and advice.json."""
     warnings = _warnings(mine)
     for warning in warnings:
         say(f"warning: {warning}")
     say("weighing the partners' models on your rows")
-    found = _examined(mine, partners)
     with np.errstate(all="ignore"), threadpool_limits(1):  # waiting threads take longer than the work
+        found = _examined(mine, partners)
         decision = decide(
-            goal,
+            mine.goal,
             score,
             mine.inputs,
             mine.labels,
             [(one.partner.name, one.models) for one in found if one.takes_part],
             seed=config.run.seed,
             cautious=cautious,
-            more=[partial(fit_estimator, estimator, goal=goal) for estimator in models],
+            more=[partial(fit_estimator, estimator, goal=mine.goal) for estimator in models],
         )
-    advice = _advice(mine, config, score, decision, found, notes, warnings)
-    if folder is not None:
-        _write(folder, mine, decision, advice, stored=not models)
-    return Advised(advice, decision.delivered, mine.prepared.as_it_stands())
+    return decision, _advice(mine, config, score, decision, found, notes, warnings)
 
 
 class _Found(NamedTuple):

@@ -72,6 +72,31 @@ def advise(
         show(console, advice, folder)
 
 
+def finished(folder: Path, json: bool) -> None:
+    """Finish the advice of a folder whose command was stopped.
+
+    Args:
+        folder: where it was begun.
+        json: whether to print JSON.
+    """
+    from coterie.advise.advise import resumed
+    from coterie.advise.page import show, write
+    from coterie.report.card import write_card
+    from coterie.report.results import ADVICE
+    from coterie.report.terminal import console_for
+
+    if (folder / ADVICE).is_file():
+        raise UsageError(f"the advice in {folder} is finished; `coterie report {folder}` shows it.")
+    console = console_for(json)
+    advice = resumed(folder, lambda text: console.print(f"· {text}", markup=False))
+    write(folder)
+    write_card(folder)
+    if json:
+        print_json(advice)
+    else:
+        show(console, advice, folder)
+
+
 def _of_study(
     study: Path,
     sites: str | None,

@@ -73,9 +73,14 @@ def resume(
     allow_code: AllowCode = None,
     json: Json = False,
 ) -> None:
-    """Resume an interrupted run, tune or compare; the result is the same as without the interruption."""
+    """Resume an interrupted run, tune, compare or advise; the result is the same as without the interruption."""
     if (folder / "tune.json").is_file() or (folder / "compare.json").is_file():
         _resume_many(folder, json)
+        return
+    if (folder / "advise.json").is_file() or (folder / "advice.json").is_file():
+        from coterie.cli.advise import finished
+
+        finished(folder, json)
         return
     with importing():
         from coterie.experiment.config import load

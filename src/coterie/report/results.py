@@ -19,7 +19,7 @@ T = TypeVar("T")
 MOST_POINTS = 500
 MOST_NUMBERS = 60_000  # of weights over the rounds: with more clients, fewer rounds are kept
 TRAFFIC = ("rounds", "floats_up", "floats_down", "bytes_up", "bytes_down", "points")
-ADVICE, PROGRESS = "advice.json", "advice.log"  # what `coterie advise` found, and how far it has come
+ADVICE, ADVISING = "advice.json", "advise.json"  # what `coterie advise` found; how it was asked, until then
 SEVERAL = {"compare.json": "runs", "tune.json": "trials"}  # folders of folders
 
 
@@ -179,18 +179,17 @@ def _texts(found: Any) -> tuple[str, ...]:
 
 def is_advice(folder: Path) -> bool:
     """Whether a folder is one of `coterie advise`, finished or not."""
-    return (folder / ADVICE).is_file() or (folder / PROGRESS).is_file()
+    return (folder / ADVICE).is_file() or (folder / ADVISING).is_file()
 
 
 def read_advice(folder: Path) -> dict[str, Any]:
-    """A finished advice; of one that is not, how far it has come."""
+    """A finished advice."""
     found = _parsed(folder / ADVICE, _object, None)
     if found is not None:
         return dict(cleaned(found))
-    last = (_text(folder / PROGRESS).splitlines() or ["reading the files"])[-1]
     raise UsageError(
-        f"the advice in {folder} is not finished; its last step: {last}. Look again when `coterie advise` has ended. "
-        "If it was interrupted, start it again with --force."
+        f"the advice in {folder} is not finished. Look again when `coterie advise` has ended; if it was interrupted, "
+        f"`coterie resume {folder}` finishes it."
     )
 
 
