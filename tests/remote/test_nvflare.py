@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,31 @@ def test_the_target_may_be_a_site(tmp_path: Path) -> None:
     run_rounds(assemble(config, network()), whole)
     launched(config, there)
     assert recorded(whole) == recorded(there)
+
+
+LAGGED = {"secure": True, "method": {"solver": "lagged", "mirror_step": 0.01}}
+DOORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "more in sums only": ("secure = true\nreveal = 3", {}),
+    "fewer than the model has parameters; set reveal_total": ("secure = true", {**LAGGED, "rounds": 9}),
+    "the target's reply to mirror/goal-gradient leaves it as it is": ("secure = true", {**LAGGED, "target": 1}),
+    "the order asks for no noise": ("epsilon = 3.0", {}),
+    "rows, fewer than least_batch = 1000": ("least_batch = 1000", {}),
+}
+
+
+@pytest.mark.parametrize("said", DOORS)
+def test_side_doors_are_shut_at_sites_of_flare(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites whose operators name a strict policy refuse by name; the same nodes are asked in tests/secure."""
+    text, options = DOORS[said]
+    settings = {**options}
+    own, rounds = settings.pop("method", {}), settings.pop("rounds", 2)
+    (tmp_path / "node.toml").write_text(text)
+    monkeypatch.setenv("COTERIE_NODE_POLICY", str(tmp_path / "node.toml"))
+    config = deployed("meritfed", rounds, clip="none", **settings)
+    config = replace(config, method={**config.method, **own})
+    launched(config, tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    assert any(said in line.get("reason", "") for line in lines), lines[:3]
 
 
 def test_a_killed_compute_process_costs_a_retry_and_a_killed_site_is_left_out(

@@ -389,7 +389,7 @@ def test_a_lagged_run_does_not_stall_where_its_numbers_are_lost() -> None:
     policy = NodePolicy(secure=True, reveal=2, reveal_total=100, least_batch=1, seconds=0.0)
     result = run_rounds(assemble(config, lambda *_: Broken(nodes(config, problem, policy=policy), lose)), None)
     assert result.summary["outcome"] == "finished", result.summary["message"]
-    assert {event["event"] for event in result.events} == {"lost", "rejoined"}
+    assert {event["event"] for event in result.events} == {"lost", "rejoined", "skipped"}
     assert result.state.rounds == 4
 
 

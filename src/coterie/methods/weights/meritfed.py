@@ -27,7 +27,6 @@ a saturating function of the slopes summed over all mirror steps (methods/shared
 equal merit have nearly equal weights; it has no step size.
 """
 
-from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -220,10 +219,14 @@ def meritfed(
             return -step * usual.expand(fed.n).index_copy(0, who, dots)[ids]
 
         if solver == "lagged":
-            p, w, sums = mixed(start), start, s.sums
-            with suppress(NoClients):  # the step is taken all the same: another sum at this model would tell too much
+            p = mixed(start)
+            try:
                 fixed = slope_at(p, start, 0)
-                w, sums = learned(s, ids, start, lambda w, i: fixed, alpha(s))
+            except NoClients as error:  # the step is taken all the same: another sum at this model tells too much
+                x, moments = rule.move(s.x, p, s.moments, s.rounds + 1)
+                error.state = MeritFedState(x, s.w, moments, s.rounds + 1, s.sums)
+                raise
+            w, sums = learned(s, ids, start, lambda w, i: fixed, alpha(s))
         else:
             w, sums = learned(s, ids, start, lambda w, i: slope_at(mixed(w), w, i), alpha(s))
             p = mixed(w)
