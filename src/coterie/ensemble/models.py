@@ -256,12 +256,18 @@ def _copy(tree: Any, trees: Trees, t: int, rate: float) -> None:
     n = tree.node_count
     leaf = tree.children_left < 0
     trees.feature[t, :n] = np.where(leaf, -1, tree.feature)
-    trees.threshold[t, :n] = np.where(leaf, 0.0, tree.threshold)
+    trees.threshold[t, :n] = np.where(leaf, 0.0, _rounded_down(tree.threshold))
     trees.left[t, :n], trees.right[t, :n] = (
         np.where(leaf, 0, tree.children_left),
         np.where(leaf, 0, tree.children_right),
     )
     trees.value[t, :n] = np.where(leaf, rate * tree.value[:, 0, 0], 0.0)
+
+
+def _rounded_down(values: np.ndarray) -> np.ndarray:
+    """As float32, never upwards: a threshold stays below the next value of a column, however near that is."""
+    found = values.astype(np.float32)
+    return np.where(found > values, np.nextafter(found, np.float32(-np.inf)), found)
 
 
 def chosen_penalty(inputs: np.ndarray, labels: np.ndarray, goal: Goal, folds: np.ndarray) -> float:
