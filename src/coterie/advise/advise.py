@@ -43,6 +43,7 @@ VERSION = 3  # of advice.json
 READING = ("clients", "target", "label", "kind", "categorical", "drop", "missing", "keep", "units", "align_labels")
 USED = (*READING, "repair", "event")
 USED_OF_RUN = {"run.problem", "run.seed", "run.portable", "run.threads", "run.baselines"}
+UNUSABLE = "its models hold numbers that cannot be used"
 Say = Callable[[str], None]
 
 
@@ -259,10 +260,10 @@ def messages_here(tables: Tables, mine: Mine, models: Sequence[Estimator], say: 
         columns = torch.from_numpy(inputs), torch.from_numpy(labels)
         count = torch.tensor([len(labels)])
         fed = Federation.on(LocalEngine(None, Parts(columns, torch.zeros_like(count), count), None, None, "sequential"))
-        sent = ask(fed, mine)[0]
+        sent = ask(fed, mine).get(0)
         x, y = inputs.astype(np.float64), labels.astype(np.float64)
         more = tuple(fit_estimator(one, x, y, mine.goal) for one in models)
-        found.append(Partner(holder.name, len(labels), sent, more=more))
+        found.append(Partner(holder.name, len(labels), sent, "" if sent else UNUSABLE, more))
     return found
 
 

@@ -21,6 +21,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 KEPT_OUT = 4  # one row in so many judges the partner's own trees
 PENALTY_FOLDS = 3
 LARGEST = 1e12  # of any number in a message
+DTYPES = (torch.float64, torch.float32, torch.int16, torch.int32, torch.int64)
 SAMPLED = 20_000  # rows that a summary and held-out losses are taken of
 
 
@@ -55,7 +56,7 @@ class BadMessage(CoterieError):
 
 
 def dealt(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
-    """The fold of each row, at random, so that every fold has its share of each class (of small and large labels).
+    """The fold of each row, at random, so that every fold has its share of each class (of small and large numbers).
 
     Args:
         labels: [n].
@@ -63,7 +64,10 @@ def dealt(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:
         seed: of the order.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
+    alike = labels
+    if 2 * len(np.unique(labels)) > len(labels):  # numbers: neighbours are alike, or their order would leave no chance
+        alike = np.argsort(np.argsort(labels, kind="stable")) // folds
+    order = order[np.argsort(alike[order], kind="stable")]
     found = np.empty(len(labels), dtype=int)
     found[order] = np.arange(len(labels)) % folds
     return found
@@ -107,9 +111,10 @@ def message_of(inputs: np.ndarray, labels: np.ndarray, goal: Goal, leaf: int) ->
     some = np.linspace(0, len(labels) - 1, min(len(labels), SAMPLED)).astype(int)
     x, y = inputs[some], labels[some]
     out = dealt(y, KEPT_OUT, 1) == 0
-    judged = fit_linear(x[~out], y[~out], goal) if goal.edges else fit_trees(x[~out], y[~out], goal, leaf=leaf)
+    kept = ~out if len(y) > 1 else out
+    judged = fit_linear(x[kept], y[kept], goal) if goal.edges else fit_trees(x[kept], y[kept], goal, leaf=leaf)
     scores = judged.scores(x[out], goal)
-    blind = fit_linear(np.zeros((int((~out).sum()), 1)), y[~out], goal).scores(np.zeros((int(out.sum()), 1)), goal)
+    blind = fit_linear(np.zeros((int(kept.sum()), 1)), y[kept], goal).scores(np.zeros((int(out.sum()), 1)), goal)
     loss, least = (float(goal.losses(goal.distribution(each), y[out]).mean()) for each in (scores, blind))
     return Message(linear, trees, loss, least, len(labels), summary_of(x, y))
 
@@ -134,6 +139,8 @@ def received(tensors: Tree, goal: Goal, columns: int) -> Message:
         goal: the target's kind of label.
         columns: how many inputs there are.
     """
+    if not all(isinstance(t, torch.Tensor) and t.dtype in DTYPES for t in tensors):
+        raise BadMessage("its message holds something that is no table of numbers")
     arrays = [np.asarray(t.numpy()) for t in tensors]
     outputs = goal.classes or 1
     count = trees_of(goal)
@@ -158,13 +165,15 @@ def received(tensors: Tree, goal: Goal, columns: int) -> Message:
 
 
 def check_trees(trees: Trees, columns: int) -> None:
-    """Raise `ValueError` unless every node leads to later ones only, and looks at columns that exist.
+    """Raise `ValueError` unless every node is a number that leads to later ones only and looks at columns that exist.
 
     Args:
         trees: arrays that came from elsewhere.
         columns: how many columns there are.
     """
     nodes = trees.feature.shape[1]
+    if any(array.dtype.kind != "i" for array in (trees.feature, trees.left, trees.right)):
+        raise ValueError("a tree has nodes that are no whole numbers")
     inner, place = trees.feature >= 0, np.arange(nodes)
     follows = (trees.left > place) & (trees.right > place) & (trees.left < nodes) & (trees.right < nodes)
     if (inner & ~follows).any() or (trees.feature >= columns).any():

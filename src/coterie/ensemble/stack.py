@@ -19,6 +19,7 @@ from coterie.errors import UsageError
 
 TOGETHER = "together"
 PREPARED, ARRAYS = "preprocess.json", "model.safetensors"
+ROUNDING = 1e-6
 KINDS: dict[str, Any] = {"linear": Linear, "trees": Trees}
 
 
@@ -162,11 +163,16 @@ def read_stack(folder: Path, described: Mapping[str, Any], columns: int) -> Stac
         raise ValueError(f"its part {error} is missing") from None
     if not found or not np.isfinite([(m.slope, m.weight) for m in found]).all():
         raise ValueError("its weights are not finite")
+    if abs(sum(m.weight for m in found) - 1.0) > ROUNDING:
+        raise ValueError("its weights do not add up to 1")
+    whole = ["linear"] if goal.edges else [*KINDS]
+    if any(kinds != whole for kinds in described["pooled"]) or (TOGETHER in [m.holder for m in found]) > len(pooled):
+        raise ValueError("models of partners are missing that one of its members takes as columns")
     return Stack(goal, found, pooled)
 
 
 def _finite(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if array.shape != shape or not np.isfinite(array).all() or (np.abs(array) > LARGEST).any():
+    if array.shape != shape or array.dtype.kind not in "if" or not np.isfinite(array).all() or (np.abs(array) > LARGEST).any():
         raise ValueError(f"an array of shape {array.shape} should be {shape}, of finite numbers")
     return array
 
