@@ -9,16 +9,16 @@ import numpy as np
 from coterie.ensemble.goal import Goal
 from coterie.ensemble.message import Message, message_of
 
-NAMES = ("age", "dose", "weight")
+NAMES = ("age", "dose", "weight", "pulse", "sugar")
 Rows = tuple[np.ndarray, np.ndarray]
 
 
 def rows(n: int, seed: int, kind: str = "friend", *, classes: int = 2, number: bool = False) -> Rows:
-    """Rows of a world in which age and dose tell the label; partners of some kinds live in another one."""
+    """Rows of a world in which four columns tell the label; partners of some kinds live in another one."""
     random = np.random.default_rng(seed)
-    x = random.normal(size=(n, 3))
+    x = random.normal(size=(n, 5))
     x[:, 2] = 0.6 * x[:, 0] + 0.8 * x[:, 2]
-    signal = 1.5 * x[:, 0] - 1.2 * x[:, 1] + (0.8 if number else 0.5) * random.normal(size=n)
+    signal = x @ [1.5, -1.2, 0.0, 1.0, -0.8] + 1.2 * random.normal(size=n)
     y = signal if number else np.digitize(signal, np.linspace(-1.0, 1.0, classes + 1)[1:-1]).astype(float)
     if kind == "shuffled":
         y = random.permutation(y)
@@ -26,7 +26,7 @@ def rows(n: int, seed: int, kind: str = "friend", *, classes: int = 2, number: b
         y = -y if number else classes - 1 - y
     elif kind == "noise":
         x = random.normal(size=x.shape)
-    return x * [9.0, 2.0, 12.0] + [60.0, 20.0, 70.0], y
+    return x * [9.0, 2.0, 12.0, 8.0, 1.0] + [60.0, 20.0, 70.0, 75.0, 5.0], y
 
 
 def message(goal: Goal, x: np.ndarray, y: np.ndarray) -> Message:

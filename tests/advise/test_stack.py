@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from planted import message, rows
+from planted import NAMES, message, rows
 from safetensors.torch import load_file, save_file
 
 from coterie.ensemble.goal import Goal
@@ -45,7 +45,7 @@ def stack_of(goal: Goal, world: dict[str, Any]) -> Stack:
 ABOUT: dict[str, Any] = {
     "label": "label",
     "kind": "classification",
-    "numeric": [{"name": n, "mean": 0.0, "deviation": 1.0, "indicator": False} for n in ("age", "dose", "weight")],
+    "numeric": [{"name": n, "mean": 0.0, "deviation": 1.0, "indicator": False} for n in NAMES],
     "categorical": [],
     "image": None,
     "classes": ["c0", "c1"],
@@ -80,7 +80,7 @@ def test_a_stack_is_the_weighted_mean_of_its_members(goal: Goal, world: dict[str
 def test_a_stored_model_predicts_the_same_to_the_last_bit(goal: Goal, world: dict[str, Any], tmp_path: Path) -> None:
     stack, x = stack_of(goal, world), rows(20, 5)[0]
     described = json.loads((stored(tmp_path, stack) / "preprocess.json").read_text())["stack"]
-    found = read_stack(tmp_path, described, 3)
+    found = read_stack(tmp_path, described, len(NAMES))
     np.testing.assert_array_equal(found.distribution(x), stack.distribution(x))
     assert write_stack(found, ABOUT) == write_stack(stack, ABOUT)
 
@@ -110,7 +110,7 @@ def put(name: str, place: tuple[int, ...], value: float) -> Callable[[Path], Non
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "a cycle": put("1.left", (0, 0), 0),
-    "a column that does not exist": put("1.feature", (0, 0), 3),
+    "a column that does not exist": put("1.feature", (0, 0), 5),
     "a missing array": change_arrays(lambda arrays: arrays.pop("0.weights")),
     "a pooled model is missing": change_arrays(lambda arrays: arrays.pop("4.bias")),
     "a narrow array": change_arrays(lambda a: a.update({"0.weights": a["0.weights"][:, :2].clone()})),
@@ -136,7 +136,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 def test_a_damaged_model_is_told(damage: Callable[[Path], None], tmp_path: Path) -> None:
     stored(tmp_path, stack_of(Goal(2), {}))
     net, prepared = load_model(tmp_path)
-    assert prepared.shape == (3,)
+    assert prepared.shape == (5,)
     assert isinstance(net, Stack)
     damage(tmp_path)
     with pytest.raises(UsageError, match="is damaged"):

@@ -204,7 +204,7 @@ def decide(
     """
     n = len(labels)
     some = np.arange(n) if n <= MOST_ROWS else np.random.default_rng(seed).permutation(n)[:MOST_ROWS]
-    x, y = inputs[some], labels[some]
+    x, y = inputs[some], labels[some].astype(int) if goal.classes else labels[some]
     penalty = chosen_penalty(x, y, goal, dealt(y, FOLDS, seed))
     linear, trees = partial(fit_linear, goal=goal, penalty=penalty), partial(fit_trees, goal=goal, seed=seed)
     fits: tuple[Fit, ...] = (linear,) if goal.edges else (linear, trees, *more)

@@ -84,13 +84,16 @@ def recalibrated(
         labels: [n].
         masks: which rows each fit sees, [B, n].
     """
-    if not goal.classes and not goal.edges:
-        return _line(scores[:, 0], labels, masks)
-    if goal.edges:
+    if goal.classes:
+        levels, slopes = _newton(scores, labels.astype(int), masks)
+    elif goal.edges:
         rows, place, happened = goal.expanded(labels)
-        levels, slopes = _newton_of_hazards(scores[rows, place], happened, masks[:, rows])
-        return np.repeat(levels[:, None], goal.outputs, axis=1), slopes
-    return _newton(scores, labels.astype(int), masks)
+        level, slopes = _newton_of_hazards(scores[rows, place], happened, masks[:, rows])
+        levels = np.repeat(level[:, None], goal.outputs, axis=1)
+    else:
+        levels, slopes = _line(scores[:, 0], labels, masks)
+    usable = np.isfinite(slopes) & np.isfinite(levels).all(1)  # of scores too large to be squared nothing is left
+    return np.where(usable[:, None], levels, 0.0), np.where(usable, slopes, 0.0)
 
 
 def _line(values: np.ndarray, labels: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
