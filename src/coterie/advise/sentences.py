@@ -84,7 +84,7 @@ def headline(advice: dict[str, Any]) -> str:
     alone = value_text(measure, advice["alone"]["values"][advice["alone"]["choice"]][measure.name])
     if delivered["what"] == "alone":
         why = (
-            "with the partners' models your rows were predicted worse"
+            "with the partners' models your rows were not predicted clearly better"
             if delivered["vetoed"]
             else "no partner's models tell more about your rows than yours do"
         )
@@ -107,7 +107,8 @@ def next_step(advice: dict[str, Any]) -> str:
     """What to do now, in one sentence."""
     differ = [p for p in advice["partners"] if p["differs"]]
     if differ:
-        return f"Clear up with {differ[0]['name']}: {differ[0]['differs'][0]['text']}."
+        what = differ[0]["differs"][0]["text"]
+        return f"Clear up with {differ[0]['name']}: {what}" + ("" if what.endswith("?") else ".")
     rows = advice["data"]["target_rows"]
     if advice["worth_it"] == "yes":
         return "Use the model in model/, and ask again when you have twice as many rows of your own."
