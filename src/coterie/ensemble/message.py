@@ -11,7 +11,17 @@ import torch
 from scipy.stats import rankdata
 
 from coterie.ensemble.goal import Goal
-from coterie.ensemble.models import NODES, Linear, Model, Trees, chosen_penalty, fit_linear, fit_trees, trees_of
+from coterie.ensemble.models import (
+    LEAST_LEAF,
+    NODES,
+    Linear,
+    Model,
+    Trees,
+    chosen_penalty,
+    fit_linear,
+    fit_trees,
+    trees_of,
+)
 from coterie.errors import CoterieError
 from coterie.federation import Shard, Static, work
 from coterie.federation.tree import Tree
@@ -121,12 +131,15 @@ def message_of(inputs: np.ndarray, labels: np.ndarray, goal: Goal, leaf: int) ->
 
 @work("advise/message", update=None, mode="sequential")
 def message(shard: Shard, shared: Tree, private: Tree, static: Static, draw: Draw) -> Tree:
-    """A partner's message as tensors; settings are the classes and the fewest rows of a leaf, shared are the edges."""
+    """A partner's message as tensors; settings are the classes and the fewest rows of a leaf, shared are the edges.
+
+    Whoever asks may want larger leaves, never smaller ones: a leaf of one row is that row.
+    """
     assert shard.train is not None
     batch = shard.train.all()
-    goal = Goal(static.classes, tuple(shared.tolist()))
+    goal, leaf = Goal(static.classes, tuple(shared.tolist())), max(LEAST_LEAF, static.leaf)
     with np.errstate(all="ignore"):
-        sent = message_of(batch.inputs.double().numpy(), batch.labels.double().numpy(), goal, static.leaf)
+        sent = message_of(batch.inputs.double().numpy(), batch.labels.double().numpy(), goal, leaf)
     numbers = np.array([sent.held_out, sent.blind, sent.rows])
     return tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (*sent.linear, *sent.trees, numbers, *sent.summary))
 
