@@ -24,7 +24,6 @@ from sklearn.preprocessing import StandardScaler
 
 from coterie.advise.advise import advise
 from coterie.advise.page import write
-from coterie.cli.advise import ROUNDS
 from coterie.errors import CoterieError
 from coterie.experiment import config as configuration
 from coterie.experiment.predict import predict
@@ -92,7 +91,7 @@ def centre(folder: Path, name: str, seed: int = 0) -> dict[str, Any]:
     """The advice for one hospital, or the reason why there is none, and its models on the test rows."""
     if not (folder / "mine.csv").exists():
         write_example(folder, "heart", centre=name)
-    flags = {"run.rounds": ROUNDS, "run.problem": "files", "run.seed": seed, "problem.label": "disease"}
+    flags = {"run.problem": "files", "run.seed": seed, "problem.label": "disease"}
     flags |= {"problem.clients": f"{folder}/sites/*.csv", "problem.target": f"{folder}/mine.csv"}
     _, sick = rows_of(folder / "test.csv")
     tested = {"all pooled": judged(pooled(folder), sick)}
@@ -111,29 +110,30 @@ def centre(folder: Path, name: str, seed: int = 0) -> dict[str, Any]:
         "headline": advice["headline"],
         "warnings": advice["warnings"],
         "verdicts": {partner["name"]: partner["verdict"] for partner in advice["partners"]},
-        "strategy": advice["delivered"]["strategy"],
+        "answer": advice["worth_it"],
         "measure": advice["measure"]["name"],
         "gain": advice["delivered"]["gain"],
-        "cross_validated": {key: found["values"] for key, found in advice["strategies"].items()},
+        "cross_validated": {
+            "alone": advice["alone"]["values"][advice["alone"]["choice"]],
+            "delivered": advice["delivered"]["values"],
+        },
         "tested": tested,
     }
 
 
 def shown(found: list[dict[str, Any]]) -> str:
     """Two tables in markdown: the advice, and accuracy and AUC on the test rows."""
-    lines = [
-        "| centre | verdicts | delivered | cross-validated AUC, accuracy: alone | delivered | gain, 95 % interval |"
-    ]
+    lines = ["| centre | verdicts | answer | cross-validated AUC, accuracy: alone | delivered | gain, 95 % interval |"]
     lines.append("|---|---|---|---|---|---|")
     for one in found:
         if "refused" in one:
-            lines.append(f"| {one['centre']} | refused: {one['refused']} | | | | |")
+            lines.append(f"| {one['centre']} | refused: {' '.join(one['refused'].split())} | | | | |")
             continue
         verdicts = ", ".join(f"{file.removesuffix('.csv')} {verdict}" for file, verdict in one["verdicts"].items())
         alone, delivered = (one["cross_validated"][key] for key in ("alone", "delivered"))
         gain = one["gain"]
         lines.append(
-            f"| {one['centre']} | {verdicts} | {one['strategy']} | {alone['auc']:.3f}, {alone['accuracy']:.3f} | "
+            f"| {one['centre']} | {verdicts} | {one['answer']} | {alone['auc']:.3f}, {alone['accuracy']:.3f} | "
             f"{delivered['auc']:.3f}, {delivered['accuracy']:.3f} | {one['measure']} {gain['value']:+.3f} "
             f"[{gain['low']:+.3f}, {gain['high']:+.3f}] |"
         )

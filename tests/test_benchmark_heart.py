@@ -25,7 +25,7 @@ def test_accuracy_has_wilsons_interval_and_auc_needs_two_of_each() -> None:
 
 def test_the_table_has_one_row_per_model_and_the_reason_of_a_refusal() -> None:
     tested = {"all pooled": {"accuracy": 0.75, "low": 0.5, "high": 0.9, "auc": None}}
-    text = heart.shown([{"centre": "switzerland", "refused": "nothing to tell apart", "tested": tested}])
+    text = heart.shown([{"centre": "switzerland", "refused": "nothing\n  to tell apart", "tested": tested}])
     assert "| switzerland | refused: nothing to tell apart |" in text
     assert "| scikit-learn, all pooled | 0.750 [0.50, 0.90] (–) |" in text
     assert "| FLamby, FedYogi | 0.738 |" in text
@@ -43,8 +43,10 @@ def test_switzerland_gets_no_advice(tmp_path: Path) -> None:
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_hungary_stays_alone(tmp_path: Path) -> None:
+def test_the_other_hospitals_stay_alone(tmp_path: Path) -> None:
     need_data()
-    found = heart.centre(tmp_path / "hungarian", "hungarian")
-    assert found["strategy"] == "alone"
-    assert found["headline"].startswith("Stay alone")
+    for name in ("cleveland", "hungarian", "va"):
+        found = heart.centre(tmp_path / name, name)
+        assert found["answer"] == "no", name
+        assert found["headline"].startswith("No: use your own model"), name
+        assert found["cross_validated"]["delivered"] == found["cross_validated"]["alone"], name
