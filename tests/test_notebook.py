@@ -38,9 +38,9 @@ def test_its_cells_run_in_order(
     advice = next(value for value in shown if value is not None)
     assert advice._repr_html_().startswith("<iframe ")
     verdicts = {partner.name: partner.verdict for partner in advice.partners}
-    assert verdicts["west"] == "harms"
-    assert verdicts["north"] != "harms"
-    assert names["model"].weights_["west"] < 0.05
+    assert verdicts["west"] == "left out"
+    assert verdicts["north"] in ("helps", "nothing")
+    assert names["model"].weights_["west"] < 0.1
     printed = capsys.readouterr().out
     assert "together 0." in printed
     assert os.listdir(tmp_path) == []
