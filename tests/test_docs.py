@@ -109,7 +109,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 SNIPPETS = [snippet for page in PAGES for snippet in snippets(page)]
 
 
-LONG_PAGES = {"own-data.md"}  # its first commands are README's, and take a minute
+LONG_PAGES = {"own-data.md"}  # its first commands are README's
 
 
 def runs(snippet: Snippet) -> bool:
@@ -133,16 +133,10 @@ def read_all(page: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", cases())
-@pytest.mark.usefixtures("workers_here", "little_effort")
+@pytest.mark.usefixtures("workers_here")
 def test_snippets(page: Path, tmp_path: Path) -> None:
     """Page by page: a snippet needs those before it, which another process would have to run again."""
     read_all(page, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
-def test_snippets_that_advise_with_all_effort(name: str, tmp_path: Path) -> None:
-    read_all(ROOT / name, tmp_path)
 
 
 def test_the_readme_shows_the_library_and_the_command_line() -> None:
