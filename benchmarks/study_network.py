@@ -1,8 +1,8 @@
 """Fed-Heart-Disease as a study in four network namespaces: a coordinator and three sites, joined by a bridge.
 
-    python -m benchmarks.study_network --engine flower --folder four      (as root, on Linux)
+    python -m benchmarks.study_network --folder four      (as root, on Linux)
 
-Needs the data set heart-disease and the engine's extra. Prints how long handshake, training and advice take, how far
+Needs the data set heart-disease and coterie[nvflare]. Prints how long handshake, training and advice take, how far
 model and advice are from those of one process, and what happens when one site's link is down for a minute.
 """
 
@@ -156,7 +156,6 @@ def compare(cast: Cast, count: int, sets: list[str]) -> None:
 def main() -> None:
     """Do it all, in the order of the page docs/studies.md."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=("flower", "nvflare"), default="flower")
     parser.add_argument("--folder", type=Path, default=Path("four"))
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--outage-alone", action="store_true", help="leave the comparison with one process out")
@@ -168,7 +167,7 @@ def main() -> None:
     with terminable(), namespaces() as spaces, Lifetime("study") as life:
         cast = Cast(folder, spaces, life)
         new = ("--label", "disease", "--data", "mine.csv", "--partners", ",".join(SITES), "--host", "10.77.0.1")
-        cast.do("study", "new", "study", *new, "--engine", options.engine)
+        cast.do("study", "new", "study", *new)
         cast.start("coordinator", "study", "serve", "study")
         for site in SITES:
             mine = ("--invitation", f"study/invitations/{site}.invite", "--data", f"sites/{site}.csv")

@@ -153,3 +153,12 @@ def test_registered_names_are_unique_and_those_of_the_methods():
     names = [entry.name for entry in METHODS]
     assert len(set(names)) == len(names)
     assert names == [entry.make().name for entry in METHODS]
+
+
+FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}  # what Flower documents for apps
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_of_flower_only_what_it_documents_is_imported(path):
+    used = {module for module in seen_in(path)[0] if module.split(".")[0] == "flwr"}
+    assert {module for module in used if ".".join(module.split(".")[:2]) not in FLOWER} == set()

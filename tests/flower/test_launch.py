@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from coterie.cli import engines
+from coterie.engines.estimate import exchanges_of
 from coterie.engines.flower import deployment, project
-from coterie.engines.flower.launch import cost_text, exchanges_of, write_app
+from coterie.engines.flower.launch import cost_text, write_app
 from coterie.errors import UsageError
 from deployable import configuration, locally
 

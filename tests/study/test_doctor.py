@@ -56,8 +56,8 @@ def site_at(folder: Path, port: int, **about: Any) -> Home:
     home = Home(folder / "home")
     invitation = Invitation("demo", "north", "nvflare", f"127.0.0.1:{port}", expiry(), study.terms, {}, **about)
     home.join(invitation, folder / "sites" / "north.csv", None)
-    (home.folder / KIT).mkdir()
-    (home.folder / KIT / "rootCA.pem").touch()
+    (home.folder / KIT / "startup").mkdir(parents=True)
+    (home.folder / KIT / "startup" / "rootCA.pem").touch()
     return home
 
 

@@ -16,6 +16,8 @@ import pytest
 from hospitals import hospitals, private_values, rows, write
 from safetensors.torch import load_file
 
+pytest.importorskip("nvflare", reason="the extra coterie[nvflare] is not installed")
+
 from coterie.advise.advise import Effort
 from coterie.engines.lifetime import Lifetime, free_ports
 from coterie.experiment.config import load
@@ -25,10 +27,7 @@ from coterie.study.advice import advise_trial
 PATIENCE = 1800.0
 TIMES = re.compile(rb"\d\d:\d\d:\d\d[.,]\d+")  # of logs: seconds can look like an age
 SAME = ("federation.clip=none", "federation.mode=sequential", "federation.chunk=1", "run.threads=1", "run.baselines=[]")
-ENGINES = [
-    pytest.param("nvflare", marks=[pytest.mark.nvflare, pytest.mark.slow]),
-    pytest.param("flower", marks=[pytest.mark.flower, pytest.mark.slow]),
-]
+pytestmark = [pytest.mark.nvflare, pytest.mark.slow]
 
 
 class Cast:
@@ -123,12 +122,10 @@ def cast(tmp_path: Path) -> Iterator[Cast]:
             found.stop(who)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_story(cast: Cast, tmp_path: Path, engine: str) -> None:
-    pytest.importorskip({"nvflare": "nvflare", "flower": "flwr"}[engine])
+def test_the_story(cast: Cast, tmp_path: Path) -> None:
     mine, files = hospitals(tmp_path)
     port = str(free_ports(1)[0])
-    partners = ("--partners", ",".join(files), "--engine", engine, "--port", port)
+    partners = ("--partners", ",".join(files), "--port", port)
     cast.do("coordinator", "study", "new", "study", "--label", "sick", "--data", "mine.csv", *partners)
     crooked = write(tmp_path / "crooked.csv", rows(4, 60), lambda r: {**r, "dose": r["dose"] * 1000})
     said = cast.do("east", "site", "check", str(crooked), "--invitation", "study/invitations/east.invite", code=1)
@@ -173,12 +170,10 @@ def test_the_story(cast: Cast, tmp_path: Path, engine: str) -> None:
         assert len(found) <= len(doubles) // 25, command
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_killed_site_and_a_killed_server_come_back(cast: Cast, tmp_path: Path, engine: str) -> None:
-    pytest.importorskip({"nvflare": "nvflare", "flower": "flwr"}[engine])
+def test_a_killed_site_and_a_killed_server_come_back(cast: Cast, tmp_path: Path) -> None:
     _, files = hospitals(tmp_path)
     port = str(free_ports(1)[0])
-    partners = ("--partners", ",".join(files), "--port", port, "--engine", engine)
+    partners = ("--partners", ",".join(files), "--port", port)
     cast.do("coordinator", "study", "new", "study", "--label", "sick", "--data", "mine.csv", *partners)
     cast.start("server", "study", "serve", "study")
     for site in files:
@@ -192,8 +187,6 @@ def test_a_killed_site_and_a_killed_server_come_back(cast: Cast, tmp_path: Path,
     events = tmp_path / "out" / "events.jsonl"
     until(lambda: events.is_file() and '"client": 1' in events.read_text())
     cast.join("north")
-    if engine == "flower":  # the run takes it in again; FLARE gives a job to those who are there when it starts
-        until(lambda: '"rejoined"' in events.read_text())
     cast.stop("server", signal.SIGKILL)
     cast.stop("run", signal.SIGKILL)
     until(lambda: not list(cast.memories("server")))

@@ -8,7 +8,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hospitals import hospitals
@@ -32,19 +31,13 @@ from coterie.study.kept import kept, note_run
 from coterie.study.supervise import dockerfile, unit
 
 RUNNER = CliRunner()
-ENGINE = SimpleNamespace(  # an engine without a network, whose kits are one file each
-    provision=lambda study: None,
-    kit_of=lambda study, site: {"key": site.encode()},
-    install_kit=lambda folder, files: None,
-    prepare_site=lambda folder: None,
-)
+KITS = SimpleNamespace(provision=lambda study: None, kit_of=lambda study, site: {"key": site.encode()})
 
 
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A study of two partners."""
-    monkeypatch.setattr(coordinator, "network", lambda engine: ENGINE)
-    monkeypatch.setattr(partner, "network", lambda engine: ENGINE)
+    monkeypatch.setattr(coordinator, "network", lambda engine: KITS)
     mine, _ = hospitals(tmp_path)
     folder = tmp_path / "demo"
     words = ["study", "new", str(folder), "--label", "sick", "--data", str(mine), "--partners", "north,south"]
@@ -192,16 +185,4 @@ def read_dockerfile(path: Path, folders: list[Path]) -> None:
 def test_words_of_commands_survive_their_files() -> None:
     text = unit("a site", ["site", "join", "--home", "/100 %/$HOME"])
     assert "'/100 %%/$$HOME'" in text
-    assert json.loads(dockerfile("flower", ['a "b"']).splitlines()[-1].removeprefix("CMD ")) == ["coterie", 'a "b"']
-
-
-def test_flower_gives_another_key_to_whoever_is_invited_again(tmp_path: Path) -> None:
-    pytest.importorskip("flwr")
-    mine, _ = hospitals(tmp_path)
-    words: list[Any] = ["study", "new", str(tmp_path / "demo"), "--label", "sick", "--data", str(mine)]
-    said(*words, "--partners", "north", "--engine", "flower")
-    old = Invitation.read(tmp_path / "demo" / "invitations" / "north.invite")
-    said("study", "invite", str(tmp_path / "demo"), "--partners", "north")
-    new = Invitation.read(tmp_path / "demo" / "invitations" / "north.invite")
-    assert old.files["rootCA.pem"] == new.files["rootCA.pem"]
-    assert old.files["node.key"] != new.files["node.key"]
+    assert json.loads(dockerfile("nvflare", ['a "b"']).splitlines()[-1].removeprefix("CMD ")) == ["coterie", 'a "b"']

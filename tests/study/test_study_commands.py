@@ -47,6 +47,9 @@ def test_a_coordinator_makes_a_study_to_try(tmp_path: Path) -> None:
     assert isinstance(RUNNER.invoke(app, made).exception, UsageError)  # it is there already
     wrong = RUNNER.invoke(app, ["study", "new", folder + "2", "--label", "sickness", "--data", str(mine)])
     assert isinstance(wrong.exception, UsageError)
+    strange = RUNNER.invoke(app, [*made[:2], folder + "3", *made[3:-1], "flower"])
+    assert "studies run on nvflare" in str(strange.exception)
+    assert "whoever submits a run sends the code" in str(strange.exception)
     tried = ["study", "trial", folder, "--sites", str(tmp_path / "sites" / "*.csv"), "--rounds", "2", "--json"]
     done = RUNNER.invoke(app, [*tried, "--set", "run.baselines=[]", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output

@@ -47,7 +47,7 @@ def launcher(engine: str, problem: str = "") -> Callable[..., dict[str, Any]]:
 
     A study is run on the network that its partners have joined.
     """
-    if problem == "study" and engine in ("flower", "nvflare"):
+    if problem == "study" and engine == "nvflare":
         from coterie.study.coordinator import launch as on_its_network
 
         return on_its_network
@@ -72,10 +72,12 @@ def launcher(engine: str, problem: str = "") -> Callable[..., dict[str, Any]]:
 def study_settings(folder: Path) -> dict[str, Any]:
     """What a run of a study begins with: its problem and its engine."""
     from coterie.problems.sites.folder import Study
+    from coterie.study.coordinator import network
 
     study = Study.read(folder)
     if study.engine == "embedded":
         raise UsageError(f"{folder} has no network; try it with: coterie study trial {folder} --sites 'sites/*.csv'.")
+    network(study.engine)
     problem = {f"problem.{key}": value for key, value in study.problem.items()}
     return {"run.problem": "study", "run.engine": study.engine, "problem.folder": str(folder.resolve()), **problem}
 

@@ -32,9 +32,7 @@ def new(
     label: Annotated[str, typer.Option(help="The column to predict.")],
     data: Annotated[Path, typer.Option(help="Your own file: it says which columns there are, and is the target.")],
     partners: Partners = "",
-    engine: Annotated[
-        Literal["nvflare", "flower", "embedded"], typer.Option(help="The network of the study.")
-    ] = "nvflare",
+    engine: Annotated[str, typer.Option(help="The network of the study: nvflare or embedded.")] = "nvflare",
     host: Annotated[str, typer.Option(help="The name or address by which partners reach this machine.")] = "localhost",
     port: Annotated[int | None, typer.Option(help="The port that partners dial.")] = None,
     kind: Annotated[Literal["auto", "classification", "regression"], typer.Option(help="Kind of the label.")] = "auto",

@@ -5,17 +5,18 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from coterie.engines.embedded import plan_of
-from coterie.engines.flower.launch import exchanges_of, time_text
+from coterie.engines.estimate import exchanges_of, time_text
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import build_problem_and_method
@@ -33,40 +34,25 @@ from coterie.study.jobs import for_sites
 from coterie.study.kept import INVITATIONS, MEMBERS, forget_invitations, keys_of, note_invitation, note_run
 from coterie.study.supervise import dockerfile, supervise, unit
 
-PORTS = {"nvflare": (8002, 8003), "flower": (8000,)}
-PACKAGES = {"nvflare": "nvflare", "flower": "flwr"}
+NETWORK = "nvflare"  # of studies: the name of the engine, of its package, and of the extra that brings it
+PORTS = (8002, 8003)
+NO_FLOWER = (
+    "On Flower, whoever submits a run sends the code that its nodes run, and a site of a study runs no code of others. "
+    "Methods on Flower: coterie run --engine flower."
+)
 PATIENCE = 180.0  # seconds to wait for sites in the handshake
 
 
-class Link(Protocol):
-    """The coordinator's connection to its own server."""
+def network(engine: str) -> ModuleType:
+    """The network that a study's sites join; an error says why there is none of that name, or what to install."""
+    if engine != NETWORK:
+        reason = f" {NO_FLOWER}" if engine == "flower" else ""
+        raise UsageError(f"studies run on nvflare, or on this machine only (embedded), not on {engine!r}.{reason}")
+    if find_spec(NETWORK) is None:
+        raise UsageError(f"this study needs the package {NETWORK}; pip install 'coterie[{NETWORK}]'.")
+    from coterie.study import flare
 
-    def submit(self, job: dict[str, Any], told: dict[str, Any], answer: Path) -> str:
-        """Start a job; its number."""
-
-    def status(self, number: str) -> str:
-        """How a job is doing."""
-
-    def stop(self, number: str) -> None:
-        """End a job."""
-
-    def connected(self) -> dict[str, str]:
-        """The sites that are connected now, each with when it was last seen."""
-
-
-def network(engine: str) -> Any:
-    """The module that runs studies on an engine; an error names what to install."""
-    if engine not in PACKAGES:
-        raise UsageError(f"a study goes live on nvflare or flower, not {engine!r}; name one with --engine.")
-    if find_spec(PACKAGES[engine]) is None:
-        raise UsageError(f"this study needs the package {PACKAGES[engine]}; pip install 'coterie[{engine}]'.")
-    if engine == "nvflare":
-        from coterie.study import flare
-
-        return flare
-    from coterie.study import superlink
-
-    return superlink
+    return flare
 
 
 def new(
@@ -87,9 +73,9 @@ def new(
         folder: a new folder.
         terms: what sites are told.
         data: the coordinator's own file.
-        engine: nvflare or flower.
+        engine: nvflare.
         host: the name or address by which partners reach this machine.
-        port: the port that partners dial; by default the engine's.
+        port: the port that partners dial; the next one is the coordinator's own.
         partners: names of the partners' sites.
         days: how long invitations can be joined with.
         problem: settings of the problem that runs begin with.
@@ -104,8 +90,7 @@ def new(
     if len(set(partners)) < len(partners):
         raise UsageError("two partners have the same name; name each of them once.")
     module = network(engine)
-    first = port or PORTS[engine][0]
-    ports = tuple(first + i for i in range(len(PORTS[engine])))
+    ports = PORTS if port is None else (port, port + 1)
     study = Study(folder, name, terms, data, engine, host, ports, tuple(partners), dict(problem or {}))
     study.write()
     folder.chmod(0o700)
@@ -125,11 +110,7 @@ def invite(study: Study, partners: Sequence[str], days: float = VALID_DAYS) -> t
         raise UsageError("two partners have the same name; name each of them once.")
     fresh = tuple(partner for partner in partners if partner not in study.sites)
     study = study._replace(sites=(*study.sites, *fresh))
-    module = network(study.engine)
-    renew: Callable[[Study, str], None] = getattr(module, "renew", lambda study, partner: None)
-    for partner in set(partners) - set(fresh):
-        renew(study, partner)
-    module.provision(study)
+    network(study.engine).provision(study)
     study.write()
     _forget_member(study, partners)  # whoever is invited again may join from elsewhere
     return study, [_invitation(study, partner, days) for partner in partners]
@@ -177,7 +158,7 @@ def serve(study: Study) -> None:
     _check_certificates(study.folder / module.FOLDER)
     module.prepare_server(study)
     log = study.folder / "server.log"
-    environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **module.server_environment(study)}
+    environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     supervise(module.server_command(study), environment, study.folder.resolve(), log.resolve())
 
 
@@ -206,7 +187,7 @@ def status(study: Study) -> list[dict[str, Any]]:
             f"the server of {study.name} does not listen on {study.host}:{study.ports[0]}; start it with: "
             f"coterie study serve {study.folder}."
         )
-    here = network(study.engine).link(study).connected()
+    here = network(study.engine).FlareLink(study).connected()
     known = last_agreement(study)
     declared = {} if known is None else {site.name: site for site in known.sites}
     rows = []
@@ -337,7 +318,7 @@ def training_time(config: Config, seconds: float) -> str:
 
 def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path, log: Log) -> dict[str, Any]:
     """Do a job on the network; its result."""
-    link: Link = network(study.engine).link(study)
+    link = network(study.engine).FlareLink(study)
     with interruptible(), TemporaryDirectory(prefix="coterie-") as scratch:
         answer = Path(scratch).resolve() / "answer.json"
         number = link.submit(job, told, answer)

@@ -13,7 +13,7 @@ from coterie.errors import UsageError
 from coterie.problems.sites.folder import Study
 from coterie.problems.sites.holding import same_version
 from coterie.problems.sites.terms import own_tables
-from coterie.study.coordinator import PACKAGES, last_agreement
+from coterie.study.coordinator import NETWORK, last_agreement
 from coterie.study.home import KIT, Home, read_settings
 from coterie.study.invitation import Invitation, certificates_of, dates_of
 from coterie.study.site import check
@@ -97,24 +97,21 @@ def of_site(home: Home) -> list[Finding]:
 def of_machine() -> list[Finding]:
     """Look at this machine alone."""
     found = [Finding("coterie", True, __version__), _disk(Path.cwd())]
-    for engine, package in PACKAGES.items():
-        try:
-            found.append(Finding(package, True, version(package)))
-        except PackageNotFoundError:
-            found.append(
-                Finding(package, True, f"not installed; studies on {engine} need: pip install 'coterie[{engine}]'")
-            )
+    try:
+        found.append(Finding(NETWORK, True, version(NETWORK)))
+    except PackageNotFoundError:
+        found.append(Finding(NETWORK, True, f"not installed; live studies need: pip install 'coterie[{NETWORK}]'"))
     return found
 
 
 def _installed(engine: str) -> list[Finding]:
-    package = PACKAGES.get(engine)
-    if package is None:
-        return [Finding("coterie", True, __version__)]
+    own = Finding("coterie", True, __version__)
+    if engine != NETWORK:
+        return [own]
     try:
-        return [Finding("coterie", True, __version__), Finding(package, True, version(package))]
+        return [own, Finding(NETWORK, True, version(NETWORK))]
     except PackageNotFoundError:
-        return [Finding(package, False, "not installed", f"pip install 'coterie[{engine}]'")]
+        return [Finding(NETWORK, False, "not installed", f"pip install 'coterie[{NETWORK}]'")]
 
 
 def _version(invitation: Invitation) -> Finding:

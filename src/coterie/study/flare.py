@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,6 @@ from coterie.engines.nvflare.transport import FlareTransport, Stream
 from coterie.errors import RunError, UsageError
 from coterie.federation.remote import Transport
 from coterie.problems.sites.folder import Study
-from coterie.study.invitation import write_private
 from coterie.study.jobs import perform
 
 FOLDER = "flare"
@@ -149,20 +148,6 @@ def prepare_server(study: Study) -> None:
     (server / "local" / "resources.json").write_text(text, encoding="utf-8")
 
 
-def server_environment(study: Study) -> dict[str, str]:
-    """Nothing beside the usual environment."""
-    return {}
-
-
-def site_environment(folder: Path) -> dict[str, str]:
-    """Nothing beside the usual environment."""
-    return {}
-
-
-def prepare_site(folder: Path) -> None:
-    """Nothing beside the kit."""
-
-
 def explain(text: str) -> str | None:
     """What is wrong where a site's client ends, from the end of its log; None where it should be started again."""
     low = text.lower()
@@ -173,16 +158,6 @@ def explain(text: str) -> str | None:
     if "certificate_verify_failed" in low or "certificate verify failed" in low:
         return "the coordinator's certificate does not fit this invitation; ask for another one."
     return None
-
-
-def link(study: Study) -> "FlareLink":
-    """The coordinator's connection to its own server."""
-    return FlareLink(study)
-
-
-def install_kit(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a site's kit into its folder."""
-    write_private(folder, dict(files))
 
 
 class StudyClient(Client):

@@ -27,7 +27,7 @@ from coterie.storage import make_folder, write_atomically
 
 VALID_DAYS = 30
 LARGEST = 8 << 20  # bytes of an invitation
-ENGINES = ("flower", "nvflare")
+ENGINES = ("nvflare",)
 PART = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,100}")  # of the path of a file in a kit: no backslash, no drive, no ..
 
 
@@ -39,7 +39,7 @@ class Invitation:
         id: a random word that names it.
         study: the name of the study.
         site: the name of the partner's site.
-        engine: flower or nvflare.
+        engine: nvflare.
         address: host:port of the coordinator, which the site dials.
         expires: until when the invitation can be joined with.
         version: coterie's version at the coordinator.
@@ -127,7 +127,7 @@ class Invitation:
 
 def dates_of(path: Path) -> tuple[datetime, datetime]:
     """From when to when a certificate (PEM) is valid."""
-    from cryptography import x509  # both engines of studies have it
+    from cryptography import x509  # nvflare brings it
 
     found = x509.load_pem_x509_certificate(path.read_bytes())
     return found.not_valid_before_utc, found.not_valid_after_utc
@@ -135,8 +135,8 @@ def dates_of(path: Path) -> tuple[datetime, datetime]:
 
 def certificates_of(kit: Path) -> list[Path]:
     """The certificates in a site's kit: its own, where it has one, and that of the study's authority."""
-    names = ("startup/client.crt", "client.crt", "startup/rootCA.pem", "rootCA.pem")
-    return [kit / name for name in names if (kit / name).is_file()]
+    found = [kit / "startup" / name for name in ("client.crt", "rootCA.pem")]
+    return [path for path in found if path.is_file()]
 
 
 def check_certificates(kit: Path) -> None:

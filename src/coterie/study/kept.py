@@ -66,12 +66,7 @@ def _read(path: Path, default: Any) -> Any:
 
 def keys_of(study: Study, site: str) -> list[Path]:
     """The files and folders at the coordinator that hold a site's keys or invitation."""
-    patterns = (
-        f"{INVITATIONS}/{site}.invite",
-        f"flare/study/prod_*/{site}",
-        f"superlink/sites/{site}",
-        f"superlink/sites/{site}.pub",
-    )
+    patterns = f"{INVITATIONS}/{site}.invite", f"flare/study/prod_*/{site}"
     return sorted(path for pattern in patterns for path in study.folder.glob(pattern))
 
 
@@ -104,8 +99,6 @@ def kept(study: Study, site: str) -> list[dict[str, str]]:
     if site in _participated(study):
         for path in sorted(study.folder.glob(f"flare/study/prod_*/{study.host}")):
             found[str(path)] = "logs and jobs of FLARE's server: its name, when it connected, what was agreed"
-        for path in study.folder.glob("superlink/state.db"):
-            found[str(path)] = "the SuperLink's state: its key, messages to and from it"
     return [{"file": file, "holds": holds} for file, holds in found.items()]
 
 

@@ -13,7 +13,7 @@ from coterie.storage import sole_user
 from coterie.study.coordinator import network
 from coterie.study.delivery import MODEL, PREPROCESS, ROW
 from coterie.study.home import JOURNAL, KIT, RECEIVED, Home, SitePolicy, read_settings
-from coterie.study.invitation import Invitation, check_certificates
+from coterie.study.invitation import Invitation, check_certificates, write_private
 from coterie.study.supervise import dockerfile, supervise, unit
 
 
@@ -125,9 +125,7 @@ def prepare(invitation: Invitation, data: Path, settings: Path | None, folder: P
         raise UsageError("\n".join([f"{data} does not fit the study {invitation.study}; nothing was sent.", *lines]))
     home = Home.of(invitation, folder)
     home.join(invitation, data, settings)
-    module = network(invitation.engine)
-    module.install_kit(home.folder / KIT, invitation.files)
-    module.prepare_site(home.folder)
+    write_private(home.folder / KIT, invitation.files)
     return home
 
 
@@ -140,7 +138,6 @@ def run(home: Home) -> None:
         HOME: str(home.folder.resolve()),
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
-        **module.site_environment(home.folder.resolve()),
     }
     command = module.client_command(home.folder.resolve() / KIT, invitation.site, invitation.address)
     log = home.folder.resolve() / "site.log"

@@ -13,16 +13,16 @@ from typing import Any
 import tomli_w
 
 from coterie import machine
+from coterie.engines.estimate import exchanges_of, time_text
 from coterie.engines.flower.deployment import NAME, Deployment
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
 from coterie.engines.lifetime import notice
 from coterie.errors import RunError, UsageError
-from coterie.experiment.build import assemble, build_problem_and_method
+from coterie.experiment.build import build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.rehearsal import announced
 from coterie.experiment.run import Watch
-from coterie.numerics import Draw
 from coterie.plugins import label
 
 APP = "coterie_run"
@@ -77,13 +77,15 @@ def _check_simulation(superlink: str | None, simulated: bool) -> None:
         raise UsageError("engine.simulation needs Ray; install it with: pip install 'coterie[flower-simulation]'.")
 
 
-def write_app(path: Path, *, sides: str = "coterie.engines.flower.tryout", **settings: Any) -> Path:
-    """Write the Flower app of one run: two lines of code, which name the module with its two sides, and its settings;
-    its folder."""
+def write_app(path: Path, **settings: Any) -> Path:
+    """Write the Flower app of one run: two lines of code, which name the two sides in `tryout`, and its settings; its
+    folder."""
     (path / APP).mkdir(parents=True)
     (path / APP / "__init__.py").write_text("")
     for side in ("server", "client"):
-        (path / APP / f"{side}.py").write_text(f"from {sides} import {side} as app\n\n__all__ = ['app']\n")
+        (path / APP / f"{side}.py").write_text(
+            f"from coterie.engines.flower.tryout import {side} as app\n\n__all__ = ['app']\n"
+        )
     project = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {"name": "coterie-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
@@ -100,15 +102,6 @@ def write_app(path: Path, *, sides: str = "coterie.engines.flower.tryout", **set
     }
     (path / "pyproject.toml").write_text(tomli_w.dumps(project), encoding="utf-8")
     return path
-
-
-def exchanges_of(config: Config) -> int:
-    """Exchanges per round, counted on one round in this process."""
-    parts = assemble(config.with_run(engine="local", baselines=[]))
-    draw = Draw.of(config.run.seed, device=parts.fed.sizes.device).round(0)
-    before = parts.fed.ledger.total.rounds  # what preparing the rows took
-    parts.method.round(parts.fed.begin(1, draw), parts.method.init(parts.problem, parts.fed.n), draw)
-    return parts.fed.ledger.total.rounds - before
 
 
 def seconds_of(clients: int, cores: int | None = None) -> float:
@@ -131,18 +124,6 @@ def cost_text(config: Config, clients: int) -> str:
         f"{config.run.rounds} rounds × {each} exchanges × about {once:.0f} s = {time_text(total)} on this machine. "
         f"Lower it with --set: {'; '.join(lower)}."
     )
-
-
-def time_text(seconds: float) -> str:
-    """Seconds, as a reader wants them.
-
-    Example:
-        >>> time_text(300)
-        '5 min'
-    """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _followed(

@@ -9,12 +9,11 @@ takes w_k ∝ n_k; here w is learned on validation rows at the server, and each 
 
 import warnings
 from collections.abc import Iterable
-from logging import WARNING
+from logging import getLogger
 from typing import Any, Literal
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.common.logger import log
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor, nn
 
@@ -90,7 +89,7 @@ class LearnedWeights(FedAvg):
         received = {m.metadata.src_node_id: m for m in arrived if not m.has_error()}
         faults = {node: fault for node, m in received.items() if before and (fault := _fault(m, before))}
         for node, fault in faults.items():
-            log(WARNING, "the reply of node %d is left out: %s", node, fault)
+            getLogger("flwr").warning("the reply of node %d is left out: %s", node, fault)
         self.left_out[server_round] = faults
         kept = [m for m in arrived if m.has_error() or m.metadata.src_node_id not in faults]
         _, metrics = super().aggregate_train(server_round, kept)

@@ -21,7 +21,7 @@ class Study(NamedTuple):
         name: how it is called.
         terms: what its sites are told of the columns.
         data: the coordinator's own file.
-        engine: flower, nvflare or embedded.
+        engine: nvflare, or embedded where it is tried on one machine only.
         host: the coordinator's address, which sites dial.
         ports: the ports that sites dial.
         sites: the sites that are invited, in the order of their clients.
