@@ -128,10 +128,12 @@ def test_no_label_of_a_fold_has_a_part_in_what_is_said_of_it(
 ) -> None:
     """Other labels of a fold change gate, recalibration, weights and the model "together" of other folds only.
 
-    What my own models say is held fixed, and for the stack what "together" says: those that predict the other folds have
-    seen this one, as in any stack that is learnt from held-out predictions.
+    What my own models say is held fixed, and for the stack what "together" says: those that predict the other folds
+    have seen this one, as in any stack that is learnt from held-out predictions.
     """
-    mine = own_rows(goal, partners_of(goal, {"north": "friend", "east": "friend", "west": "opposite"}, **world), **world)
+    mine = own_rows(
+        goal, partners_of(goal, {"north": "friend", "east": "friend", "west": "opposite"}, **world), **world
+    )
     folds = dealt(mine.labels, 5, 0)
     fold = folds == 2
     fixed = [goal.distribution(fit(mine.inputs, mine.labels).scores(mine.inputs, goal)) for fit in mine.fits]
@@ -151,7 +153,8 @@ def test_no_label_of_a_fold_has_a_part_in_what_is_said_of_it(
     if "stack" in names:
         monkeypatch.setattr(crossfit, "_together", lambda *given: fixed[0][::-1])
     found, other = (
-        cross_fitted(Rows(goal, mine.inputs, labels, fits, mine.scores, 0.2), folds) for labels in (mine.labels, changed)
+        cross_fitted(Rows(goal, mine.inputs, labels, fits, mine.scores, 0.2), folds)
+        for labels in (mine.labels, changed)
     )
     for name in names:
         one, two = (getattr(each, name).reshape(-1, 60, *fixed[0].shape[1:]) for each in (found, other))
@@ -194,7 +197,9 @@ def test_recalibration_sees_its_mask_only() -> None:
     assert not np.allclose(found[:, 2], other[:, 2])
 
 
-def evidence(own: list[np.ndarray], stack: np.ndarray, y: np.ndarray, *, cautious: bool = False, admitted: int = 2) -> Evidence:
+def evidence(
+    own: list[np.ndarray], stack: np.ndarray, y: np.ndarray, *, cautious: bool = False, admitted: int = 2
+) -> Evidence:
     """What two equal dealings would have shown: probabilities of class 1 by my models and by the stack."""
     both = np.stack([np.stack([1 - p, p], axis=1) for p in [*own, stack]])
     one = crossfit.CrossFit(both[:-1], both[-1], both[-1:], both[0])
@@ -222,7 +227,10 @@ def test_a_worse_stack_is_vetoed() -> None:
 
 def test_the_cautious_and_those_with_one_partner_need_a_clear_gain() -> None:
     slight = np.clip(WEAK + 0.3 * RANDOM.normal(size=40) * 0.3, 0.02, 0.98)
-    better = min(((evidence([WEAK] * 3, p, Y).gain(0), p) for p in (slight, HARDLY, 2 * WEAK - slight)), key=lambda g: abs(g[0].z - 0.5))[1]
+    better = min(
+        ((evidence([WEAK] * 3, p, Y).gain(0), p) for p in (slight, HARDLY, 2 * WEAK - slight)),
+        key=lambda g: abs(g[0].z - 0.5),
+    )[1]
     shown = evidence([WEAK] * 3, better, Y).gain(0)
     plain, cautious, alone = (
         evidence([WEAK] * 3, better, Y, **given).vetoed for given in ({}, {"cautious": True}, {"admitted": 1})
@@ -273,9 +281,9 @@ def test_many_own_rows_judge_in_part_and_all_are_used(monkeypatch: pytest.Monkey
     x, y = rows(90, 1)
     linear = next(m.model for m in found.alone.members if m.kind == "linear") if found.own_choice != "trees" else None
     if linear is not None:
-        assert any(
-            np.array_equal(linear.weights, fit_linear(x, y, goal, c).weights) for c in (0.02, 0.2, 2.0)
-        ), "the delivered model is fitted on all rows"
+        assert any(np.array_equal(linear.weights, fit_linear(x, y, goal, c).weights) for c in (0.02, 0.2, 2.0)), (
+            "the delivered model is fitted on all rows"
+        )
 
 
 def test_dealings_differ_and_end() -> None:

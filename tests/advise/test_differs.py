@@ -84,14 +84,10 @@ def test_equal_values_go_the_same_way_in_a_reversed_column(goal: Goal, world: di
     trees = theirs.trees._replace(threshold=np.round(theirs.trees.threshold))
     one = Difference("reversed", NAMES[0], -1.0, 100.0)
     found = rewritten(theirs._replace(trees=trees), [one], NAMES, goal)[1]
-    np.testing.assert_allclose(
-        found.scores(changed(x, 0, lambda v: 100.0 - v), goal), trees.scores(x, goal), atol=1e-9
-    )
+    np.testing.assert_allclose(found.scores(changed(x, 0, lambda v: 100.0 - v), goal), trees.scores(x, goal), atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("goal", "pair"), [(Goal(2), (0, 1)), (Goal(3), (0, 2))], ids=["two", "three"]
-)
+@pytest.mark.parametrize(("goal", "pair"), [(Goal(2), (0, 1)), (Goal(3), (0, 2))], ids=["two", "three"])
 def test_exchanged_classes_are_found_and_undone(goal: Goal, pair: tuple[int, int]) -> None:
     x, y = rows(400, 20, classes=goal.classes)
     order = np.arange(goal.classes)

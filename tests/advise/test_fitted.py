@@ -82,7 +82,7 @@ def test_trees_as_arrays_predict_what_scikit_learn_predicts(
 
 
 def test_thresholds_part_values_that_are_next_to_each_other() -> None:
-    """Seconds since 1970 have the distance of neighbours as float32: a rounded threshold would send them the wrong way."""
+    """Seconds since 1970 have the distance of neighbours as float32: a rounded threshold misleads them."""
     random = np.random.default_rng(0)
     x = (1.6e9 + 128.0 * np.arange(120))[random.permutation(120)][:, None]
     y = (x[:, 0] / 128.0 % 7 + random.normal(size=120)).round(3)
@@ -161,7 +161,7 @@ def test_numbers_are_ridge_regression_on_scaled_columns() -> None:
 def test_absent_classes_are_unlikely_but_not_impossible() -> None:
     x, y = rows(Goal(2))
     p = Goal(3).distribution(fit_linear(x, 2 * y, Goal(3)).scores(x, Goal(3)))
-    assert (0.0 < p[:, 1]).all()
+    assert (p[:, 1] > 0.0).all()
     assert p[:, 1].mean() < 0.01
 
 

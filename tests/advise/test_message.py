@@ -23,7 +23,9 @@ def sent(goal: Goal = GOAL, **world: Any) -> Tensors:
 
 
 @pytest.mark.parametrize(
-    ("goal", "world"), [(GOAL, {}), (Goal(3), {"classes": 3}), (Goal(), {"number": True})], ids=["two", "three", "number"]
+    ("goal", "world"),
+    [(GOAL, {}), (Goal(3), {"classes": 3}), (Goal(), {"number": True})],
+    ids=["two", "three", "number"],
 )
 def test_what_was_sent_arrives(goal: Goal, world: dict[str, Any]) -> None:
     wanted, x = message(goal, *rows(120, 1, **world)), rows(50, 2)[0]
@@ -52,7 +54,7 @@ def test_its_loss_is_of_rows_that_its_trees_had_not_seen() -> None:
 
 def test_no_row_can_be_read_off_a_message() -> None:
     """Numbers of single rows occur at most as quantiles, thresholds are between two rows."""
-    x, y = rows(120, 1)
+    x, _ = rows(120, 1)
     flat = np.concatenate([t.numpy().astype(float).ravel() for t in sent()])
     values = x[:, 0]
     assert np.isin(values, flat).sum() <= len(QUANTILES) + 2

@@ -172,7 +172,12 @@ def read_stack(folder: Path, described: Mapping[str, Any], columns: int) -> Stac
 
 
 def _finite(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if array.shape != shape or array.dtype.kind not in "if" or not np.isfinite(array).all() or (np.abs(array) > LARGEST).any():
+    if (
+        array.shape != shape
+        or array.dtype.kind not in "if"
+        or not np.isfinite(array).all()
+        or (np.abs(array) > LARGEST).any()
+    ):
         raise ValueError(f"an array of shape {array.shape} should be {shape}, of finite numbers")
     return array
 
