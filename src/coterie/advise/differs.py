@@ -79,8 +79,8 @@ def differences(
         low, high = np.nanmin(inputs[:, j], initial=np.inf), np.nanmax(inputs[:, j], initial=-np.inf)
         one = _unit(name, mine.quantiles[j], theirs.summary.quantiles[j], low, high)
         one = one or _code(name, theirs.summary.frequent[j], low, high)
-        one = one or _reversed(name, j, len(names), mine, theirs.summary, len(labels), theirs.rows)
         found += [one] if one else []
+    found += _reversed(names, {one.column for one in found}, mine, theirs.summary, len(labels), theirs.rows)
     models = rewritten(theirs, [one for one in found if one.can_be_undone], names, goal)
     if theirs.held_out > LEARNT * theirs.blind:  # labels without a pattern of their own say nothing about classes
         return found
@@ -128,19 +128,35 @@ def _code(name: str, frequent: np.ndarray, low: float, high: float) -> Differenc
 
 
 def _reversed(
-    name: str, j: int, columns: int, mine: Summary, theirs: Summary, own_rows: int, their_rows: int
-) -> Difference | None:
-    """A column whose rank correlations with the others and the label have the opposite signs."""
-    others = [*(i for i in range(columns) if i != j), len(mine.correlations) - 1]
-    a, b = mine.correlations[j, others], theirs.correlations[j, others]
-    norm = float(np.linalg.norm(a) * np.linalg.norm(b))
-    error = float(np.sqrt((np.square(a) / their_rows + np.square(b) / own_rows).sum()))
-    if norm == 0.0 or error == 0.0 or a @ b > OPPOSITE * norm or a @ b > REVERSED_Z * error:
-        return None
-    ratio, offset = map(float, np.polyfit(theirs.quantiles[j], mine.quantiles[j][::-1], 1))
-    if ratio >= 0:
-        return None
-    return Difference("reversed", name, ratio, offset, text=f"column {name!r} seems to run the other way")
+    names: Sequence[str], known: set[str], mine: Summary, theirs: Summary, own_rows: int, their_rows: int
+) -> list[Difference]:
+    """Columns whose rank correlations with the others and the label have the opposite signs, the clearest first.
+
+    A column that is found is turned round before others are looked at: those that go with it seemed reversed, too.
+    """
+    found: list[Difference] = []
+    correlations = theirs.correlations.copy()
+    while True:
+        clearest = 0.0, -1
+        for j, name in enumerate(names):
+            others = [*(i for i in range(len(names)) if i != j), len(correlations) - 1]
+            a, b = mine.correlations[j, others], correlations[j, others]
+            norm = float(np.linalg.norm(a) * np.linalg.norm(b))
+            spread = float(np.sqrt((np.square(a) / their_rows + np.square(b) / own_rows).sum()))
+            if name in known or norm * spread == 0.0 or a @ b > OPPOSITE * norm or a @ b > REVERSED_Z * spread:
+                continue
+            clearest = min(clearest, (float(a @ b) / spread, j))
+        j = clearest[1]
+        if j < 0:
+            return found
+        known = known | {names[j]}
+        ratio, offset = map(float, np.polyfit(theirs.quantiles[j], mine.quantiles[j][::-1], 1))
+        if ratio >= 0:
+            continue
+        correlations[j] *= -1.0
+        correlations[:, j] *= -1.0
+        text = f"column {names[j]!r} seems to run the other way"
+        found.append(Difference("reversed", names[j], ratio, offset, text=text))
 
 
 def _swapped(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from coterie.advise.scores import CLASSES, NUMBERS, SCARCE, area, chosen, scarce
+from coterie.advise.scores import CLASSES, NUMBERS, SCARCE, TIMES, Score, area, chosen, scarce
 from coterie.errors import CoterieError
 
 
@@ -81,6 +81,27 @@ def test_the_influences_give_the_spread_that_new_rows_would_show(name: str) -> N
     seen = [float(score.gains(*sample(seed)).mean()) for seed in range(300)]
     errors = [float(score.gains(*sample(seed)).std(ddof=1)) / 200**0.5 for seed in range(20)]
     assert np.mean(errors) == pytest.approx(np.std(seen), rel=0.25)
+
+
+@pytest.mark.parametrize("score", [*CLASSES, *NUMBERS, *TIMES], ids=lambda score: score.name)
+def test_the_better_predictions_gain(score: Score) -> None:
+    """In every measure, lower or higher is better: what is nearer to the truth has a positive gain, the reverse a negative."""
+    random = np.random.default_rng(0)
+    if score.influences is None:
+        return
+    if score in CLASSES:
+        y = np.arange(60) % 2
+        good, bad = (np.clip(0.5 + size * (y - 0.5) + 0.2 * random.normal(size=60), 0.01, 0.99) for size in (0.8, 0.1))
+        better, worse = (np.stack([1 - p, p], axis=1) for p in (good, bad))
+    else:
+        y = random.normal(size=60)
+        y = np.abs(y) * np.where(np.arange(60) % 4, 1.0, -1.0) if score in TIMES else y
+        better, worse = ((np.abs(y) * -1 if score in TIMES else y)[:, None] + s * random.normal(size=(60, 1)) for s in (0.2, 2.0))
+    assert score.gains(better, worse, y).mean() > 0.02
+    assert score.gains(worse, better, y).mean() < -0.02
+    two = score.by_row(np.stack([better, worse]), np.stack([worse, better]), y)
+    assert two.shape == (2, 60)
+    np.testing.assert_allclose(two[0], -two[1])
 
 
 def test_ties_and_single_classes() -> None:

@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import coterie
-from coterie.advise.advise import Effort
+from coterie.advise.advise import Advised
 from coterie.advise.answer import Advice, advise
+from coterie.ensemble.stack import Stack
 from coterie.problems import Context
 from coterie.problems.files import load_files
 from coterie.problems.files.frames import Held, collected, holding, source
 from coterie.problems.files.reading import Frame, Unreadable, numbers
-
-QUICK: dict[str, Any] = {"rounds": 10, "effort": Effort(1, 99, 0)}
 
 
 class Columns:
@@ -67,12 +69,12 @@ def advice(tables: dict[str, dict[str, Any]], tmp_path_factory: pytest.TempPathF
     file = tmp_path_factory.mktemp("files") / "west.csv"
     write(tables["west"], file)
     partners = {"north": Columns(tables["north"]), "east": tables["east"], "west": file}
-    return coterie.advise(Columns(tables["mine"]), partners, "y", **QUICK)
+    return coterie.advise(Columns(tables["mine"]), partners, "y")
 
 
 def test_the_name_is_a_package_and_can_be_called() -> None:
     assert isinstance(coterie.advise, ModuleType)
-    assert coterie.advise.advise.Effort is Effort
+    assert coterie.advise.advise.Advised is Advised
     assert list(signature(coterie.advise).parameters)[:3] == ["mine", "partners", "label"]
     with pytest.raises(coterie.UsageError, match="partners is empty; give a dict of tables by name"):
         coterie.advise({}, {}, "y")
@@ -98,9 +100,13 @@ def test_tables_are_prepared_as_their_files_would_be(tables: dict[str, dict[str,
 def test_the_advice_answers(advice: Advice, tables: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     verdicts = {partner.name: partner.verdict for partner in advice.partners}
     assert list(verdicts) == ["north", "east", "west"]
-    assert verdicts["west"] == "harms"
-    assert set(advice.weights) == {"north", "east", "west", "mine"}
-    assert sum(advice.weights.values()) == pytest.approx(1.0, abs=1e-5)
+    assert verdicts["west"] in ("left out", "differs")
+    assert sum(advice.shares.values()) == pytest.approx(1.0, abs=1e-5)
+    assert set(advice.shares) <= {"you", "together", *verdicts}
+    for partner in advice.partners:
+        assert partner.low <= partner.gain <= partner.high
+        assert partner.share == advice.shares.get(partner.name, 0.0)
+    assert advice.worth_it in ("yes", "not yet", "no")
     assert str(advice).startswith(advice.answer.split(":")[0])
     assert "west" in str(advice)
     assert advice.answer in repr(advice)
@@ -124,7 +130,7 @@ def test_its_predictions_are_those_of_the_saved_model(
     assert advice.classes is not None
     assert advice.classes.tolist() == [0, 1]
     assert [str(k) for k in classes] == [row[1] for row in stored.rows]
-    assert advice.model(next(advice.model.parameters())).shape == (2, 2)
+    assert isinstance(advice.model, Stack)
     with pytest.raises(coterie.UsageError, match="saved"):
         advice.save(folder)
 
@@ -143,13 +149,13 @@ def test_no_row_is_written(advice: Advice, tables: dict[str, dict[str, Any]]) ->
 
 
 def test_the_faults_of_tables_are_reported_together_and_by_name(tables: dict[str, dict[str, Any]]) -> None:
-    north = {name: values for name, values in tables["north"].items() if name != "b"}
+    north = {name: values for name, values in tables["north"].items() if name != "y"}
     with pytest.raises(coterie.UsageError) as caught:
-        coterie.advise(tables["mine"], {"north": north, "east": {**tables["east"], "z": tables["east"]["a"]}}, "y")
+        coterie.advise(tables["mine"], {"north": north, "east": {**tables["east"], "a": ["high"] * 50}}, "y")
     text = str(caught.value)
     assert "2 faults found in 3 files; nothing was trained" in text
-    assert "north  lacks the column 'b' of mine" in text
-    assert "east   has the column 'z', which mine lacks" in text
+    assert "north  lacks the label column 'y' of mine" in text
+    assert "east   column 'a' holds 'high' in row 1" in text
     assert caught.value.__notes__ == ["In Python, problem.NAME of this message is the keyword NAME of coterie.advise."]
 
 
@@ -173,6 +179,23 @@ def test_a_wrong_argument_is_explained(tables: dict[str, dict[str, Any]], given:
     usual = {"mine": tables["mine"], "partners": {"n": tables["north"]}}
     with pytest.raises(coterie.UsageError, match=match):
         coterie.advise(**{**usual, "label": "y", **given})
+
+
+def test_an_estimator_of_ones_own_takes_part_and_cannot_be_stored(tables: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    pipeline = make_pipeline(StandardScaler(), KNeighborsClassifier(9))
+    found = coterie.advise(tables["mine"], {"north": tables["north"], "east": tables["east"]}, "y", models=[pipeline])
+    assert "model 3" in found.data["alone"]["values"]
+    assert not hasattr(pipeline[0], "mean_"), "what was given is copied, not fitted"
+    assert set(found.predict(tables["north"])) <= {0, 1}
+    np.testing.assert_allclose(found.predict_proba(tables["north"]).sum(1), 1.0)
+    with pytest.raises(coterie.UsageError, match=r"estimators of your program and cannot be stored; use advice\.predict"):
+        found.save(tmp_path / "saved")
+
+
+def test_an_estimator_that_only_its_own_columns_please_is_told_of_times(tables: dict[str, dict[str, Any]]) -> None:
+    times = {name: {**table, "died": [1] * len(table["y"]), "y": 1 + table["y"]} for name, table in tables.items()}
+    with pytest.raises(coterie.UsageError, match="models of your own cannot take part for a time with an event"):
+        coterie.advise(times["mine"], {"north": times["north"]}, "y", event="died", models=[KNeighborsClassifier()])
 
 
 def test_a_column_that_cannot_be_read_may_be_dropped() -> None:
