@@ -9,7 +9,7 @@ from planted import message, rows
 
 from coterie.advise import crossfit, decide
 from coterie.advise.crossfit import Rows, cross_fitted, rescaled
-from coterie.advise.decide import Decision, Evidence, is_copy
+from coterie.advise.decide import Decision, Evidence, honest_loss, is_copy
 from coterie.advise.paired import paired
 from coterie.advise.scores import chosen
 from coterie.ensemble.goal import Goal
@@ -265,9 +265,10 @@ def test_trees_that_know_my_rows_are_a_copy_and_a_friends_are_not(
 ) -> None:
     monkeypatch.undo()  # with all trees
     x, y = rows(150, 1, **world)
-    assert is_copy(goal, message_of(x, y, goal, 3), x, y)
-    assert not is_copy(goal, message_of(*rows(150, 3, **world), goal, 3), x, y)
-    assert not is_copy(goal, message_of(*rows(150, 3, "shuffled", **world), goal, 3), x, y)
+    honest = honest_loss(goal, x, y)
+    assert is_copy(goal, message_of(x, y, goal, 3), x, y, honest)
+    assert not is_copy(goal, message_of(*rows(150, 3, **world), goal, 3), x, y, honest)
+    assert not is_copy(goal, message_of(*rows(150, 3, "shuffled", **world), goal, 3), x, y, honest)
 
 
 def test_many_own_rows_judge_in_part_and_all_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
