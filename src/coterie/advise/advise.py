@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from coterie import machine
 from coterie.advise.decide import FOLDS, MOST_ROWS, Decision, Judged, decide, honest_loss, is_copy
-from coterie.advise.differs import Difference, differences, rewritten
+from coterie.advise.differs import Difference, confirmed, differences
 from coterie.advise.paired import NOTHING, Interval
 from coterie.advise.scores import EXPLAINED, Score, chosen, few_events, scarce, scores_for
 from coterie.advise.sentences import headline, next_step, reason
@@ -216,6 +216,7 @@ class _Found(NamedTuple):
     models: tuple[Any, ...] = ()
     copy: bool = False
     differs: tuple[Difference, ...] = ()
+    fit: tuple[float, float] = (0.0, 0.0)  # before and after what differs was undone
 
     @property
     def takes_part(self) -> bool:
@@ -297,9 +298,10 @@ def _examined(mine: Mine, partners: Sequence[Partner]) -> list[_Found]:
         if is_copy(mine.goal, sent, mine.inputs, mine.labels, honest):
             found.append(_Found(partner, copy=True))
             continue
-        differs = differences(mine.goal, own, mine.inputs, mine.labels, sent, numeric, mine.prepared.classes)
-        models = rewritten(sent, [one for one in differs if one.can_be_undone], numeric, mine.goal)
-        found.append(_Found(partner, (*models, *partner.more), differs=tuple(differs)))
+        words = mine.prepared.classes, mine.prepared.form.label
+        seen = differences(mine.goal, own, mine.inputs, mine.labels, sent, numeric, *words)
+        differs, models, fit = confirmed(mine.goal, sent, seen, numeric, mine.inputs, mine.labels)
+        found.append(_Found(partner, (*models, *partner.more), differs=tuple(differs), fit=fit))
     return found
 
 
@@ -388,6 +390,7 @@ def _entry(one: _Found, judged: Judged | None, mine: Mine, decision: Decision) -
         "share": decision.delivered.shares().get(one.partner.name, 0.0),
         "z": None if judged is None else judged.z,
         "differs": [{**d._asdict(), "classes": list(d.classes), "undone": d.can_be_undone} for d in one.differs],
+        "fit": {"before": one.fit[0], "after": one.fit[1]},
     }
     return {**entry, "reason": reason(entry, one.partner.why)}
 

@@ -4,8 +4,8 @@
 2. A partner whose models are no better than chance on my rows is left out (exact permutation test).
 3. Models that pass are recalibrated and weighed with mine; a linear model of mine takes their mean scores as columns.
    Every step is repeated without each fold of my rows, which judges it (crossfit.py).
-4. My best model is delivered where that stack is worse in the measure, or in the loss by more than a standard error
-   (where one partner alone was admitted, or the caller is cautious: where its loss is not better by one).
+4. My best model is delivered where that stack is worse by more than a standard error in the loss or the measure (or,
+   if the caller is cautious, where its loss is not better by one).
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,6 @@ FEWEST_DEALINGS, MOST_DEALINGS = 2, 6  # of rows to folds
 CLEAR = 2.0  # standard errors of the dealings between the gain and what decides; below, folds are dealt again
 COPY_LOSS, COPY_Z = 0.35, -3.0
 SURE = 0.95
-FEW = 2  # admitted partners: fewer may be there by chance
 SMALL_WEIGHT = 0.01
 MODELS = ("linear", "trees")  # of everybody; further ones are called by their number
 TIMES_MORE = (1, 2, 5)
@@ -115,7 +114,6 @@ class Evidence:
     rows: Rows
     score: Score
     cautious: bool
-    admitted: int
     dealings: tuple[CrossFit, ...]
     folds: int = FOLDS
 
@@ -146,13 +144,13 @@ class Evidence:
 
     @property
     def vetoed(self) -> bool:
-        """Whether my best model is delivered: where the stack is worse in the measure, or in the loss by a standard
-        error; where one partner alone was admitted or the caller is cautious, unless the loss is better by one."""
+        """Whether my best model is delivered: where the stack is worse by a standard error, in the loss or the measure
+        (cautious: unless its loss is better by one and its measure not worse)."""
         goal, y = self.rows.goal, self.rows.labels
         lost = [goal.losses(one.own[self.choice], y) - goal.losses(one.stack, y) for one in self.dealings]
         gained = self.score.by_row(self.stack, self.own(self.choice), y)
         loss, measure = (in_errors(np.mean(each, axis=0)) for each in (lost, gained))
-        return measure < 0.0 or loss < (1.0 if self.cautious or self.admitted < FEW else -1.0)
+        return loss < 1.0 or measure < 0.0 if self.cautious else min(loss, measure) < -1.0
 
     @property
     def settled(self) -> bool:
@@ -211,7 +209,7 @@ def decide(
     rows = Rows(goal, x, y, fits, tuple(tuple(m.scores(x, goal) for m in models) for _, models in partners), penalty)
     z = rows.z(np.ones((1, len(y)), dtype=bool))[:, :, 0]
     gate = admitted(z)
-    evidence = Evidence(rows, score, cautious, int(gate.sum()), ())
+    evidence = Evidence(rows, score, cautious, ())
     while len(evidence.dealings) < FEWEST_DEALINGS or not (
         len(evidence.dealings) == MOST_DEALINGS or not gate.any() or evidence.settled
     ):

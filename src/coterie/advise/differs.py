@@ -24,6 +24,7 @@ FAR = 0.25  # of my range beyond it, for a code
 OPPOSITE, REVERSED_Z = -0.5, -4.0  # cosine of rank correlations, and its distance from 0
 SWAPPED_Z = 3.0
 LEARNT = 0.9  # of the loss of knowing no column, below which a partner's trees have learnt something
+CONTRADICTED = 1.0  # standard deviations that undoing a difference may cost before it is not believed
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 MOST_CLASSES = 6  # of which all pairs are tried
 REGION_Z = 3.0
@@ -62,6 +63,7 @@ def differences(
     theirs: Message,
     names: Sequence[str],
     classes: Sequence[str] = (),
+    label: str = "the label",
 ) -> list[Difference]:
     """What differs at a partner, the surest first.
 
@@ -73,6 +75,7 @@ def differences(
         theirs: the partner's message.
         names: of the columns of numbers, which come first among the inputs.
         classes: their names.
+        label: its name.
     """
     found = []
     for j, name in enumerate(names):
@@ -84,11 +87,43 @@ def differences(
     models = rewritten(theirs, [one for one in found if one.can_be_undone], names, goal)
     if theirs.held_out > LEARNT * theirs.blind:  # labels without a pattern of their own say nothing about classes
         return found
-    swapped = _swapped(goal, models, inputs, labels, classes)
+    swapped = _swapped(goal, models, inputs, labels, classes, label)
     if swapped is not None:
         return [*found, swapped]
     region = _region(goal, models, inputs, labels, names)
     return [*found, *([region] if region else [])]
+
+
+def confirmed(
+    goal: Goal,
+    theirs: Message,
+    found: Sequence[Difference],
+    names: Sequence[str],
+    inputs: np.ndarray,
+    labels: np.ndarray,
+) -> tuple[list[Difference], tuple[Model, ...], tuple[float, float]]:
+    """Differences that my rows do not contradict, the models for my columns, and how far both fit my labels better than
+    chance, in standard deviations: as sent, and with what differs undone.
+
+    Args:
+        goal: the kind of the label.
+        theirs: the partner's message.
+        found: what seems to differ.
+        names: of the columns of numbers.
+        inputs: my rows.
+        labels: mine.
+    """
+    every = np.ones((1, len(labels)), dtype=bool)
+
+    def fit(models: Sequence[Model]) -> float:
+        distributions = (goal.distribution(model.scores(inputs, goal)) for model in models)
+        return -min(float(permutation_z(goal, one, labels, every)[0]) for one in distributions)
+
+    sent, undone = theirs.models(goal), rewritten(theirs, [d for d in found if d.can_be_undone], names, goal)
+    before, after = fit(sent), fit(undone)
+    if after < before - CONTRADICTED:
+        return [one for one in found if not one.can_be_undone], sent, (before, before)
+    return list(found), undone, (before, after)
 
 
 def _unit(name: str, mine: np.ndarray, theirs: np.ndarray, low: float, high: float) -> Difference | None:
@@ -160,7 +195,7 @@ def _reversed(
 
 
 def _swapped(
-    goal: Goal, models: Sequence[Model], inputs: np.ndarray, labels: np.ndarray, classes: Sequence[str]
+    goal: Goal, models: Sequence[Model], inputs: np.ndarray, labels: np.ndarray, classes: Sequence[str], label: str
 ) -> Difference | None:
     """Two classes that its models give to each other's rows."""
     if not 2 <= goal.classes <= MOST_CLASSES:
@@ -182,7 +217,9 @@ def _swapped(
     if after > -SWAPPED_Z or before - after < 2.0 * SWAPPED_Z:
         return None
     names = [classes[c] if c < len(classes) else str(c) for c in pair]
-    return Difference("classes", "", classes=pair, text=f"the classes {names[0]!r} and {names[1]!r} seem exchanged")
+    return Difference(
+        "classes", "", classes=pair, text=f"the classes {names[0]!r} and {names[1]!r} of {label!r} seem exchanged"
+    )
 
 
 def _region(

@@ -133,8 +133,13 @@ def reason(entry: dict[str, Any], why: str = "") -> str:
         return why
     found = "; ".join(d["text"] for d in entry["differs"])
     if found:
+        before, after = (f"{entry['fit'][key]:.1f}" for key in ("before", "after"))
         undone = any(d["undone"] for d in entry["differs"])
-        then = " (undone before its models were tried)" if undone else ""
+        then = (
+            f"; undone, its fit to your rows goes from {before} to {after} standard deviations above chance"
+            if undone
+            else ""
+        )
         return f"{found}{then}" + ("" if entry["share"] else "; it has no share of the model")
     if entry["verdict"] == "left out":
         return "its models are no better than chance on your rows"

@@ -18,8 +18,8 @@ from coterie.advise.decide import Judged
 Verdict = Literal["helps", "nothing", "left out", "differs", "copy"]
 VERDICTS: tuple[Verdict, ...] = ("helps", "nothing", "left out", "differs", "copy")
 MATTERS = 0.005  # in the measure: less is not worth the trouble
-WEIGHTS = {"pair": 0.8, "chance": -0.1, "weight": 1.0, "against": 0.4, "size": 0.0, "own": -0.2}
-OFFSET = 0.0
+WEIGHTS = {"pair": 0.17, "chance": -0.12, "weight": -0.09, "against": 0.32, "size": 0.61, "own": -0.19}
+OFFSET = -0.91
 FAR = 8.0  # standard errors beyond which a number tells no more
 
 
@@ -56,11 +56,11 @@ def probability(signs: Signs, gain: float) -> float:
 
     Args:
         signs: its six numbers.
-        gain: what was seen on my rows; below MATTERS the probability stays below a half.
+        gain: what was seen on my rows; not above 0 the probability stays below a half.
     """
     logit = OFFSET + sum(WEIGHTS[name] * value for name, value in signs._asdict().items())
     found = 1.0 / (1.0 + exp(-max(-30.0, min(30.0, logit))))
-    return found if gain > MATTERS else min(found, 0.49)
+    return found if gain > 0.0 else min(found, 0.49)
 
 
 def verdict(*, copy: bool, differs: bool, admitted: bool, chance: float) -> Verdict:
