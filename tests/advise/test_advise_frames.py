@@ -181,14 +181,18 @@ def test_a_wrong_argument_is_explained(tables: dict[str, dict[str, Any]], given:
         coterie.advise(**{**usual, "label": "y", **given})
 
 
-def test_an_estimator_of_ones_own_takes_part_and_cannot_be_stored(tables: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_an_estimator_of_ones_own_takes_part_and_cannot_be_stored(
+    tables: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
     pipeline = make_pipeline(StandardScaler(), KNeighborsClassifier(9))
     found = coterie.advise(tables["mine"], {"north": tables["north"], "east": tables["east"]}, "y", models=[pipeline])
     assert "model 3" in found.data["alone"]["values"]
     assert not hasattr(pipeline[0], "mean_"), "what was given is copied, not fitted"
     assert set(found.predict(tables["north"])) <= {0, 1}
     np.testing.assert_allclose(found.predict_proba(tables["north"]).sum(1), 1.0)
-    with pytest.raises(coterie.UsageError, match=r"estimators of your program and cannot be stored; use advice\.predict"):
+    with pytest.raises(
+        coterie.UsageError, match=r"estimators of your program and cannot be stored; use advice\.predict"
+    ):
         found.save(tmp_path / "saved")
 
 

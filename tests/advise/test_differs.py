@@ -95,7 +95,7 @@ def test_exchanged_classes_are_found_and_undone(goal: Goal, pair: tuple[int, int
     wrong = order[y.astype(int)].astype(float)
     (one,) = found_in(goal, x, wrong, classes=goal.classes)
     assert (one.kind, one.classes) == ("classes", pair)
-    assert f"'c{pair[0]}' and 'c{pair[1]}' seem exchanged" in one.text
+    assert f"'c{pair[0]}' and 'c{pair[1]}' of 'the label' seem exchanged" in one.text
     theirs, new = message(goal, x, wrong), rows(80, 5)[0]
     for model, before in zip(rewritten(theirs, [one], NAMES, goal), theirs.models(goal), strict=True):
         p, q = goal.distribution(model.scores(new, goal)), goal.distribution(before.scores(new, goal))

@@ -96,7 +96,9 @@ def test_the_better_predictions_gain(score: Score) -> None:
     else:
         y = random.normal(size=60)
         y = np.abs(y) * np.where(np.arange(60) % 4, 1.0, -1.0) if score in TIMES else y
-        better, worse = ((np.abs(y) * -1 if score in TIMES else y)[:, None] + s * random.normal(size=(60, 1)) for s in (0.2, 2.0))
+        better, worse = (
+            (np.abs(y) * -1 if score in TIMES else y)[:, None] + s * random.normal(size=(60, 1)) for s in (0.2, 2.0)
+        )
     assert score.gains(better, worse, y).mean() > 0.02
     assert score.gains(worse, better, y).mean() < -0.02
     two = score.by_row(np.stack([better, worse]), np.stack([worse, better]), y)

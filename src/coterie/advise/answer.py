@@ -241,14 +241,14 @@ def advise(
     Example:
         >>> import numpy as np, coterie
         >>> rng = np.random.default_rng(0)
-        >>> def rows(n, shuffled=False):
+        >>> def rows(n, opposite=False):
         ...     x = rng.normal(size=(n, 2))
         ...     ill = x.sum(1) + rng.normal(size=n) > 0
-        ...     return {"a": x[:, 0], "b": x[:, 1], "ill": rng.permutation(ill) if shuffled else ill}
-        >>> tables = {"north": rows(300), "east": rows(300, shuffled=True)}
+        ...     return {"a": x[:, 0], "b": x[:, 1], "ill": ill != opposite}
+        >>> tables = {"north": rows(300), "east": rows(300, opposite=True)}
         >>> advice = coterie.advise(rows(40), tables, "ill")
         >>> {partner.name: partner.verdict for partner in advice.partners}["east"]
-        'left out'
+        'differs'
         >>> bool(advice.predict({"a": [2.0], "b": [2.0]})[0])
         True
     """

@@ -56,11 +56,11 @@ def probability(signs: Signs, gain: float) -> float:
 
     Args:
         signs: its six numbers.
-        gain: what was seen on my rows; not above 0 the probability stays below a half.
+        gain: what was seen on my rows; not above MATTERS the probability stays below a half.
     """
     logit = OFFSET + sum(WEIGHTS[name] * value for name, value in signs._asdict().items())
     found = 1.0 / (1.0 + exp(-max(-30.0, min(30.0, logit))))
-    return found if gain > 0.0 else min(found, 0.49)
+    return found if gain > MATTERS else min(found, 0.49)
 
 
 def verdict(*, copy: bool, differs: bool, admitted: bool, chance: float) -> Verdict:
