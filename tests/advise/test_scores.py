@@ -85,7 +85,7 @@ def test_the_influences_give_the_spread_that_new_rows_would_show(name: str) -> N
 
 @pytest.mark.parametrize("score", [*CLASSES, *NUMBERS, *TIMES], ids=lambda score: score.name)
 def test_the_better_predictions_gain(score: Score) -> None:
-    """In every measure, lower or higher is better: what is nearer to the truth has a positive gain, the reverse a negative."""
+    """In every measure, lower or higher is better: what is nearer to the truth has a positive gain."""
     random = np.random.default_rng(0)
     if score.influences is None:
         return

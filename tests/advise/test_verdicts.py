@@ -72,8 +72,8 @@ def test_reasons_say_what_was_found() -> None:
     assert reason(entry("left out"), "it did not answer") == "it did not answer"
     assert "no better than chance" in reason(entry("left out"))
     assert reason(entry("differs", differs=[unit], fit={"before": 1.25, "after": 6.0})) == (
-        "column 'dose' seems to have another unit; undone, its fit to your rows goes from 1.2 to 6.0 standard deviations "
-        "above chance; it has no share of the model"
+        "column 'dose' seems to have another unit; undone, its fit to your rows goes from 1.2 to 6.0 standard "
+        "deviations above chance; it has no share of the model"
     )
     assert "40%" in reason(entry("helps", share=0.4))
     assert "nothing" in reason(entry("nothing"))
