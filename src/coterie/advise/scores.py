@@ -261,10 +261,8 @@ def few_events(labels: np.ndarray, event: str) -> list[str]:
 def scarce(labels: np.ndarray, names: tuple[str, ...]) -> list[str]:
     """A warning of classes with too few rows for ranks and shares of them to mean much; none if there are enough."""
     counts = dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
-    few = [f"{count} of class {name!r}" for name, count in counts.items() if 0 < count < SCARCE]
+    few = [f"{name!r} ({count})" for name, count in counts.items() if 0 < count < SCARCE]
     if not few:
         return []
-    told = ", ".join(few[:MOST_NAMED]) + (f" and {len(few) - MOST_NAMED} more classes" if len(few) > MOST_NAMED else "")
-    return [
-        f"few of your {len(labels)} rows are {told}: what is measured on them is mostly chance; {SCARCE} are a start"
-    ]
+    shown = ", ".join(few[:MOST_NAMED]) + (f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else "")
+    return [f"some classes have too few of your rows to judge: {shown}; aim for at least {SCARCE} per class"]
