@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
-
-from safetensors.torch import save as save_tensors
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from coterie.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNFINISHED = ".tmp"
 LOOK = 0.1  # seconds between two tries to lock a folder
@@ -82,8 +82,10 @@ def _beside(path: Path, mode: int) -> tuple[Path, int]:
     return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
 
 
-def tensor_bytes(tensors: dict[str, Tensor], about: dict[str, str]) -> bytes:
+def tensor_bytes(tensors: "dict[str, Tensor]", about: dict[str, str]) -> bytes:
     """A safetensors file, the same bytes for the same content: the library writes its header in any order."""
+    from safetensors.torch import save as save_tensors  # processes that only wait lock folders, and need no torch
+
     data = save_tensors(tensors, about)
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()

@@ -298,6 +298,13 @@ def test_settings_of_a_site_are_checked(tmp_path: Path) -> None:
             read_settings(path)
 
 
+def test_the_settings_that_the_page_shows_bar_no_work(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "studies.md").read_text()
+    (text,) = (block for block in re.findall(r"```toml\n(.*?)```", page, re.S) if "[policy]" in block)
+    (tmp_path / "site.toml").write_text(text)
+    assert read_settings(tmp_path / "site.toml")[0].node.works == SitePolicy().node.works
+
+
 def test_private_files_are_private(tmp_path: Path) -> None:
     write_private(tmp_path / "kit", {"startup/key": b"secret"})
     assert (tmp_path / "kit" / "startup" / "key").stat().st_mode & 0o077 == 0

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from coterie.cli import app
 from coterie.errors import UsageError
 from coterie.problems.sites.terms import terms_of
+from coterie.study import site as partner
+from coterie.study.home import Home
 from coterie.study.invitation import Invitation, expiry
 
 RUNNER = CliRunner()
@@ -67,3 +69,24 @@ def test_a_machine_without_a_site_says_so(tmp_path: Path, words: list[str]) -> N
     found = RUNNER.invoke(app, [*words, "--home", str(tmp_path)])
     assert isinstance(found.exception, UsageError)
     assert "is no site" in str(found.exception)
+
+
+def test_a_site_that_joins_again_takes_what_is_named_and_keeps_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partner, "run", lambda home: None)
+    mine, files = hospitals(tmp_path)
+    invitation = Invitation("demo", "north", "nvflare", "localhost:1", expiry(), terms_of(mine, "sick")[0], {})
+    first, strict = tmp_path / "first.toml", tmp_path / "strict.toml"
+    first.write_text("[policy]\nleast_rows = 2\n")
+    strict.write_text("[policy]\nleast_rows = 1000\n")
+    home = Home(tmp_path / "home")
+    again = ["site", "join", "--home", str(home.folder)]
+    to = [*again, "--invitation", str(invitation.write(tmp_path / "north.invite"))]
+    assert RUNNER.invoke(app, [*to, "--data", str(files["north"]), "--policy", str(first)]).exit_code == 0
+    assert RUNNER.invoke(app, to).exit_code == 0
+    assert home.settings()["policy"] == str(first)
+    assert RUNNER.invoke(app, [*again, "--data", str(files["south"])]).exit_code == 0
+    assert (home.settings()["data"], home.settings()["policy"]) == (str(files["south"]), str(first))
+    refused = RUNNER.invoke(app, [*again, "--policy", str(strict)])
+    assert "asks for more rows" in str(refused.exception)

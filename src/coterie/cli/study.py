@@ -131,9 +131,7 @@ def serve(folder: Folder) -> None:
     from coterie.problems.sites.folder import Study
     from coterie.study import coordinator
 
-    found = Study.read(folder)
-    print(f"{found.name} listens on {found.host}:{found.ports[0]}; its log is {folder / 'server.log'}.", flush=True)
-    coordinator.serve(found)
+    coordinator.serve(Study.read(folder))
 
 
 @study.command(epilog="Example: coterie study status hospitals")
@@ -294,12 +292,12 @@ def join(
     from coterie.study.home import Home
     from coterie.study.invitation import Invitation
 
-    if invitation is None:
-        found = Home.find(home)
-    elif data is None:
-        raise UsageError("name your file with --data.")
-    else:
+    if invitation is not None:
         found = partner.prepare(Invitation.read(invitation), data, policy, home)
+    else:
+        found = Home.find(home)
+        if data is not None or policy is not None:
+            found = partner.prepare(found.invitation, data, policy, found.folder)
     if service:
         paths = partner.service(found)
         for path in paths:

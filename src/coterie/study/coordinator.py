@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +10,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from coterie.engines.embedded import plan_of
 from coterie.engines.estimate import exchanges_of, time_text
@@ -31,8 +31,8 @@ from coterie.storage import write_json
 from coterie.study.advice import advice_plan
 from coterie.study.invitation import VALID_DAYS, Invitation, check_name, dates_of, expiry
 from coterie.study.jobs import for_sites
-from coterie.study.kept import INVITATIONS, MEMBERS, forget_invitations, keys_of, note_invitation, note_run
-from coterie.study.supervise import dockerfile, supervise, unit
+from coterie.study.kept import INVITATIONS, MEMBERS, forget_invitations, keys_of, note_invitation, note_run, shares
+from coterie.study.supervise import Task, become, dockerfile, listens, unit
 
 NETWORK = "nvflare"  # of studies: the name of the engine, of its package, and of the extra that brings it
 PORTS = (8002, 8003)
@@ -40,7 +40,8 @@ NO_FLOWER = (
     "On Flower, whoever submits a run sends the code that its nodes run, and a site of a study runs no code of others. "
     "Methods on Flower: coterie run --engine flower."
 )
-PATIENCE = 180.0  # seconds to wait for sites in the handshake
+CONNECT = 10.0  # seconds to wait for invited sites to connect
+PATIENCE = 60.0  # seconds in which a site that is connected begins the handshake
 
 
 def network(engine: str) -> ModuleType:
@@ -152,14 +153,15 @@ def _invitation(study: Study, partner: str, days: float) -> Path:
     return found.write(study.folder / INVITATIONS / f"{partner}.invite")
 
 
-def serve(study: Study) -> None:
+def serve(study: Study) -> NoReturn:
     """Run the coordinator's server until it is stopped."""
     module = network(study.engine)
     _check_certificates(study.folder / module.FOLDER)
     module.prepare_server(study)
-    log = study.folder / "server.log"
     environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    supervise(module.server_command(study), environment, study.folder.resolve(), log.resolve())
+    folder, log = str(study.folder), study.folder / "server.log"
+    ready = f"{study.name} listens on {study.host}:{study.ports[0]}; its log is {log}."
+    become(Task(module.server_command(study), environment, folder, str(log), study.ports[0], ready))
 
 
 def _check_certificates(folder: Path) -> None:
@@ -171,18 +173,9 @@ def _check_certificates(folder: Path) -> None:
             raise RunError(f"the certificate {name} expired on {ended:%Y-%m-%d}; make a new study: coterie study new.")
 
 
-def listens(study: Study, seconds: float = 2.0) -> bool:
-    """Whether the coordinator's server listens."""
-    try:
-        with socket.create_connection((study.host, study.ports[0]), seconds):
-            return True
-    except OSError:
-        return False
-
-
 def status(study: Study) -> list[dict[str, Any]]:
     """Every invited site: whether it is connected, and what it last declared."""
-    if not listens(study):
+    if not listens(study.host, study.ports[0]):
         raise RunError(
             f"the server of {study.name} does not listen on {study.host}:{study.ports[0]}; start it with: "
             f"coterie study serve {study.folder}."
@@ -220,16 +213,53 @@ def last_agreement(study: Study) -> Agreement | None:
     return Agreement.read(study.folder, found[-1].stem) if found else None
 
 
-def agreed(study: Study, log: Log, patience: float = PATIENCE) -> Agreement:
-    """Ask the sites that are there for scales and categories; what they agree on."""
-    job = {"study": str(study.folder.resolve()), "stage": "agree", "timeout": 120.0, "patience": patience}
+def connected(study: Study, log: Log) -> list[str]:
+    """The invited sites that are connected, in the order of the study; late ones are named and awaited for a while."""
+    link, deadline = network(study.engine).FlareLink(study), time.monotonic() + CONNECT
+    absent, named = list(study.sites), list[str]()
+    while True:
+        here = link.connected()
+        absent = [site for site in study.sites if site not in here]
+        if not absent or time.monotonic() >= deadline:
+            break
+        if absent != named:
+            log(f"waiting for {', '.join(absent)} to connect, {CONNECT:g} s at most")
+            named = absent
+        time.sleep(1.0)
+    if len(absent) == len(study.sites):
+        raise RunError(f"no site of {study.name} is connected; they join with: coterie site join.")
+    return [site for site in study.sites if site not in absent]
+
+
+def agreed(study: Study, log: Log) -> Agreement:
+    """Ask the sites that are connected for scales and categories; what they agree on."""
+    sites = connected(study, log)
     log(f"{study.name}: asking the sites for scales and categories")
-    result = _done(study, job, for_sites(study, "agree", study.sites), study.folder / "nothing", log)
+    try:
+        result = _agreed(study, sites, log)
+    except Silent as error:
+        if not (sites := [site for site in sites if site not in error.sites]):
+            raise
+        log(f"{', '.join(error.sites)}: connected, but silent; asking the others again")
+        result = _agreed(study, sites, log)
     for site in result["sites"]:
         log(f"  {site['name']}: {site['rows']} rows")
     for name, reason in result["left_out"].items():
         log(f"  {name} takes no part: {reason}")
     return Agreement.read(study.folder, result["agreement"])
+
+
+def _agreed(study: Study, sites: Sequence[str], log: Log) -> dict[str, Any]:
+    job = {"study": str(study.folder.resolve()), "stage": "agree", "timeout": 120.0, "patience": PATIENCE}
+    again = f"Ask again with: coterie study status {study.folder} --ask."
+    return _done(study, {**job, "sites": list(sites)}, for_sites(study, "agree", sites), study.folder, log, again)
+
+
+def _begun(config: Config, study: Study, log: Log) -> Config:
+    """A configuration with an agreement of its own, by which sites tell its run from all others."""
+    agreement = replace(agreed(study, log), drawn=token_hex(4))
+    agreement.write(study.folder)
+    return replace(config, problem={**config.problem, "agreement": agreement.digest})
 
 
 def launch(
@@ -243,33 +273,34 @@ def launch(
         watch: not used: rounds are read from the result folder.
         force: whether results in the folder may be replaced.
         resume: whether the run in the folder is resumed.
-        options: `json` of the command line, `share` where the model is sent to the sites at the end.
+        options: `json` of the command line, `share` where the model is sent to the sites at the end; a run that is
+            resumed does as it was told when it began.
     """
     study = Study.read(config.problem["folder"])
     log = stderr_logger(options)
     if not resume:
         check(folder, force=force)
-    if not listens(study):
+    if not listens(study.host, study.ports[0]):
         raise RunError(f"the server of {study.name} is not there; start it with: coterie study serve {study.folder}.")
     if not config.problem["agreement"]:
-        agreement = agreed(study, log)
-        config = replace(config, problem={**config.problem, "agreement": agreement.digest})
+        config = _begun(config, study, log)
     build_problem_and_method(config)  # misfits are explained before anything is started
     sites = [site.name for site in Agreement.read(study.folder, config.problem["agreement"]).sites]
-    note_run(study.folder, folder, "train", config.run.method, sites)
+    share = shares(study.folder, folder) if resume else bool(options.get("share"))
+    note_run(study.folder, folder, "train", config.run.method, sites, share=share)
     job = {
         "study": str(study.folder.resolve()),
         "stage": "train",
         "config": config.as_toml(),
         "folder": str(folder.resolve()),
         "force": force,
-        "share": bool(options.get("share")),
+        "share": share,
     }
     log(f"{study.name}: training with {len(sites)} sites; results go to {folder}")
     if not resume:
         log(training_time(config, Agreement.read(study.folder, config.problem["agreement"]).seconds))
     plan = plan_of(config, Agreement.read(study.folder, config.problem["agreement"]))
-    return _done(study, job, for_sites(study, "train", sites, plan), folder, log)
+    return _done(study, job, for_sites(study, "train", sites, plan), folder, log, how_to_resume(folder))
 
 
 def advised(config: Config, folder: Path, *, measure: str, cautious: bool, force: bool, json: bool) -> dict[str, Any]:
@@ -285,11 +316,11 @@ def advised(config: Config, folder: Path, *, measure: str, cautious: bool, force
     """
     study, log = Study.read(config.problem["folder"]), stderr_logger({"json": json})
     check(folder, force=force)
-    if not listens(study):
+    if not listens(study.host, study.ports[0]):
         raise RunError(f"the server of {study.name} is not there; start it with: coterie study serve {study.folder}.")
-    agreement = agreed(study, log)
+    asked = _begun(config, study, log)
+    agreement = Agreement.read(study.folder, asked.problem["agreement"])
     sites = [site.name for site in agreement.sites]
-    asked = replace(config, problem={**config.problem, "agreement": agreement.digest})
     note_run(study.folder, folder, "advise", config.run.method, sites)
     job = {
         "study": str(study.folder.resolve()),
@@ -301,7 +332,8 @@ def advised(config: Config, folder: Path, *, measure: str, cautious: bool, force
         "cautious": cautious,
     }
     log(f"{study.name}: advice with {len(sites)} sites, in one exchange")
-    return _done(study, job, for_sites(study, "train", sites, advice_plan(asked, study, agreement)), folder, log)
+    told = for_sites(study, "train", sites, advice_plan(asked, study, agreement))
+    return _done(study, job, told, folder, log, f"Ask again with: coterie advise --study {study.folder}.")
 
 
 def training_time(config: Config, seconds: float) -> str:
@@ -316,8 +348,18 @@ def training_time(config: Config, seconds: float) -> str:
     return f"about {time_text(count * seconds)}: {count} exchanges of {seconds:.2g} s, and the time to compute"
 
 
-def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path, log: Log) -> dict[str, Any]:
-    """Do a job on the network; its result."""
+class Silent(RunError):
+    """Sites that are connected, but did not begin a job, for which it ended."""
+
+    def __init__(self, text: str, sites: Sequence[str]) -> None:
+        super().__init__(text)
+        self.sites = sites
+
+
+def _done(
+    study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path, log: Log, again: str
+) -> dict[str, Any]:
+    """Do a job on the network; its result. `again` says how it is begun again where it ends without one."""
     link = network(study.engine).FlareLink(study)
     with interruptible(), TemporaryDirectory(prefix="coterie-") as scratch:
         answer = Path(scratch).resolve() / "answer.json"
@@ -328,6 +370,9 @@ def _done(study: Study, job: dict[str, Any], told: dict[str, Any], folder: Path,
             with suppress(RunError):  # the server may be gone itself
                 link.stop(number)
             raise
-        if state is not None:
-            raise RunError(f"the job ended without a result ({state}). {how_to_resume(folder)}")
-        return read_result(answer)
+        if state is None:
+            return read_result(answer)
+        if silent := link.silent():
+            names = ", ".join(silent)
+            raise Silent(f"{names}: connected, but silent; start `coterie site join` there again. {again}", silent)
+        raise RunError(f"the job ended without a result ({state}); see {study.folder / 'server.log'}. {again}")

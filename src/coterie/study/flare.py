@@ -6,32 +6,32 @@ site's kit says that jobs bring no code and that nobody may run commands at the 
 
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nvflare.collab import CollabRecipe, collab
+from nvflare.collab import CollabRecipe
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
-from coterie.engines.nvflare.app import Client, Server, client_of
 from coterie.engines.nvflare.compute import sealed
-from coterie.engines.nvflare.transport import FlareTransport, Stream
 from coterie.errors import RunError, UsageError
-from coterie.federation.remote import Transport
 from coterie.problems.sites.folder import Study
-from coterie.study.jobs import perform
+from coterie.study.sides import StudyClient, StudyServer
 
 FOLDER = "flare"
 ADMIN = "coordinator@study.coterie"
 LOGIN = 60.0
 SILENT = 60.0  # seconds
 NOBODY = "none"
+BEGIN = 60.0  # seconds that a site may take to begin a job
+UNHEARD = re.compile(r"failed to (?:sync|set up) clients \[([^\]]*)\]")
 SITE_RULES = {
     "format_version": "1.0",
     "permissions": {
@@ -48,8 +48,8 @@ SITE_RULES = {
     },
 }
 """FLARE's rules at a site: the coordinator may start jobs; jobs bring no code (byoc), and no command is run."""
-SITE_CLASSES = ["nvflare.collab.runtime.executor.CollabExecutor", "coterie.study.flare.StudyClient"]
-SERVER_CLASSES = ["nvflare.collab.runtime.controller.CollabController", "coterie.study.flare.StudyServer"]
+SITE_CLASSES = ["nvflare.collab.runtime.executor.CollabExecutor", "coterie.study.sides.StudyClient"]
+SERVER_CLASSES = ["nvflare.collab.runtime.controller.CollabController", "coterie.study.sides.StudyServer"]
 """The only classes that a job may name at a site, and at the coordinator."""
 
 
@@ -148,45 +148,12 @@ def prepare_server(study: Study) -> None:
     (server / "local" / "resources.json").write_text(text, encoding="utf-8")
 
 
-def explain(text: str) -> str | None:
-    """What is wrong where a site's client ends, from the end of its log; None where it should be started again."""
-    low = text.lower()
-    if "duplicate" in low or "already registered" in low or "already exists" in low:
-        return "another site is connected with this invitation; each invitation is for one site."
-    if "certificate has expired" in low or "certificate_expired" in low:
-        return "a certificate has expired; ask the coordinator for another invitation."
-    if "certificate_verify_failed" in low or "certificate verify failed" in low:
-        return "the coordinator's certificate does not fit this invitation; ask for another one."
-    return None
-
-
-class StudyClient(Client):
-    """A site in a job of a study."""
-
-
-class StudyServer(Server):
-    """The coordinator in a job of a study."""
-
-    def _run(self, settings: dict[str, Any]) -> dict[str, Any]:
-        connected = {client.name for client in collab.clients}
-
-        def call(site: str, order: bytes, timeout: float) -> Stream:
-            client = collab.get_clients([site])
-            stream: Stream = client(blocking=False, timeout=timeout, optional=True).handle(order)
-            return stream
-
-        def transport_to(sites: Sequence[str]) -> Transport:
-            clients = {site: client_of(site, list(sites)) for site in sites if site in connected}
-            return FlareTransport(call, clients, lambda: bool(collab.is_aborted))
-
-        return perform(settings["job"], transport_to)
-
-
 class FlareLink:
     """The coordinator's connection to its own FLARE server."""
 
     def __init__(self, study: Study) -> None:
-        self.study = study
+        self.study, self.log = study, study.folder / "server.log"
+        self.begun = self.log.stat().st_size if self.log.is_file() else 0
 
     def submit(self, job: dict[str, Any], told: dict[str, Any], answer: Path) -> str:
         """Start a job; its number.
@@ -196,7 +163,8 @@ class FlareLink:
         server = {"sites": told["sites"], "answer": str(answer), "job": job}
         client = {"sites": told["sites"], "job": told, "load": "coterie.study.node:for_flare", "memory": ""}
         sides = StudyServer(sealed(server)), StudyClient(sealed(client))
-        recipe = CollabRecipe("coterie", *sides, sync_task_timeout=300, min_clients=1)
+        recipe = CollabRecipe("coterie", *sides, sync_task_timeout=BEGIN, min_clients=1)
+        recipe.set_per_site_config({site: {} for site in told["sites"]})
         with _quiet(), TemporaryDirectory() as folder:
             recipe.finalize().export_job(folder)
             for code in Path(folder).glob("coterie/*/custom"):
@@ -208,6 +176,13 @@ class FlareLink:
         """How a job is doing."""
         with _quiet(), self._session() as session:
             return str(session.get_job_status(number))
+
+    def silent(self) -> list[str]:
+        """The connected sites that did not begin a job, for which FLARE has ended it, since this link was made."""
+        with self.log.open("rb") as file:
+            file.seek(self.begun)
+            found = UNHEARD.findall(file.read().decode(errors="replace"))
+        return sorted(set(re.findall(r"[\w-]+", " ".join(found))))
 
     def stop(self, number: str) -> None:
         """End a job."""

@@ -158,6 +158,11 @@ class Home:
         return Home(found[0])
 
     @property
+    def is_joined(self) -> bool:
+        """Whether a site has joined here."""
+        return (self.folder / SETTINGS).is_file()
+
+    @property
     def invitation(self) -> Invitation:
         """The invitation that this site joined with; its terms hold, whatever a job says."""
         return Invitation.read(self.folder / INVITATION)

@@ -43,8 +43,10 @@ def invited(folder: Path) -> dict[str, str]:
     return dict(_read(folder / CURRENT, {}))
 
 
-def note_run(folder: Path, results: Path, stage: str, method: str, sites: Sequence[str]) -> None:
-    """Remember a result folder, for `kept`.
+def note_run(
+    folder: Path, results: Path, stage: str, method: str, sites: Sequence[str], *, share: bool = False
+) -> None:
+    """Remember a result folder, for `kept` and for whoever resumes it.
 
     Args:
         folder: of the study.
@@ -52,9 +54,15 @@ def note_run(folder: Path, results: Path, stage: str, method: str, sites: Sequen
         stage: train or advise.
         method: the name of the method.
         sites: the sites that participate.
+        share: whether they receive the model at the end.
     """
-    known = _read(folder / RUNS, {})
-    write_json(folder / RUNS, {**known, str(results.resolve()): {"stage": stage, "method": method, "sites": [*sites]}})
+    run = {"stage": stage, "method": method, "sites": [*sites], "share": share}
+    write_json(folder / RUNS, {**_read(folder / RUNS, {}), str(results.resolve()): run})
+
+
+def shares(folder: Path, results: Path) -> bool:
+    """Whether a run was begun so that its sites receive the model at the end."""
+    return bool(_read(folder / RUNS, {}).get(str(results.resolve()), {}).get("share"))
 
 
 def _read(path: Path, default: Any) -> Any:

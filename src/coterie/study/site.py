@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from coterie.errors import RunError, UsageError
 from coterie.federation.remote import NodePolicy
@@ -14,7 +14,7 @@ from coterie.study.coordinator import network
 from coterie.study.delivery import MODEL, PREPROCESS, ROW
 from coterie.study.home import JOURNAL, KIT, RECEIVED, Home, SitePolicy, read_settings
 from coterie.study.invitation import Invitation, check_certificates, write_private
-from coterie.study.supervise import dockerfile, supervise, unit
+from coterie.study.supervise import Task, become, dockerfile, unit
 
 
 class Checked(NamedTuple):
@@ -114,35 +114,43 @@ def _named(names: tuple[str, ...], most: int = 12) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def prepare(invitation: Invitation, data: Path, settings: Path | None, folder: Path | None) -> Home:
-    """Make the site's home, after the file was checked: a file that does not fit is not joined with."""
-    invitation.check_date()
+def prepare(invitation: Invitation, data: Path | None, settings: Path | None, folder: Path | None) -> Home:
+    """Make the site's home, after the file was checked: a file that does not fit is not joined with.
+
+    A site that joins again keeps its file and its settings where it names no others.
+    """
+    home = Home.of(invitation, folder)
+    known = home.settings() if home.is_joined else {}
+    if not known:
+        invitation.check_date()
     invitation.check_version()
+    data = data or (Path(known["data"]) if known else None)
+    settings = settings or (Path(known["policy"]) if known.get("policy") else None)
+    if data is None:
+        raise UsageError("name your file with --data.")
     checked = check(data, invitation, settings)
     if not checked.fits:
         lines = [f"  {fault.what}\n    {fault.remedy}" for fault in checked.found.faults]
         lines += [f"  {checked.refusal}"] if checked.refusal else []
         raise UsageError("\n".join([f"{data} does not fit the study {invitation.study}; nothing was sent.", *lines]))
-    home = Home.of(invitation, folder)
     home.join(invitation, data, settings)
     write_private(home.folder / KIT, invitation.files)
     return home
 
 
-def run(home: Home) -> None:
+def run(home: Home) -> NoReturn:
     """Take part until it is stopped; the site dials the coordinator, and opens no port to the network."""
     check_certificates(home.folder / KIT)
     invitation = home.invitation
-    module = network(invitation.engine)
     environment = {
         HOME: str(home.folder.resolve()),
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "TMPDIR": os.environ.get("TMPDIR", "/tmp"),
     }
-    command = module.client_command(home.folder.resolve() / KIT, invitation.site, invitation.address)
-    log = home.folder.resolve() / "site.log"
-    with sole_user(home.folder):
-        supervise(command, environment, home.folder.resolve(), log, explain=module.explain)
+    command = network(invitation.engine).client_command(
+        home.folder.resolve() / KIT, invitation.site, invitation.address
+    )
+    become(Task(command, environment, str(home.folder.resolve()), str(home.folder.resolve() / "site.log")))
 
 
 def service(home: Home) -> list[Path]:

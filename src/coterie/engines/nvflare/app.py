@@ -1,14 +1,19 @@
-"""The two sides of a FLARE job. FLARE makes these objects from the job's configuration, and calls what is marked."""
+"""The two sides of a FLARE job. FLARE makes these objects from the job's configuration, and calls what is marked.
+
+A site's own process only hands bytes on: it imports no torch.
+"""
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.collab import collab
 
 from coterie.engines.follow import no_observer, write_result
 from coterie.engines.nvflare.compute import Compute, opened
-from coterie.engines.nvflare.transport import FlareTransport, Stream
+
+if TYPE_CHECKING:
+    from coterie.engines.nvflare.transport import FlareTransport, Stream
 
 
 def client_of(site: str, sites: list[str]) -> int:
@@ -67,17 +72,13 @@ class Server:
 
     def _run(self, settings: dict[str, Any]) -> dict[str, Any]:
         from coterie.engines.load import read_config
+        from coterie.engines.nvflare.transport import FlareTransport
         from coterie.experiment import run as experiment
 
         folder, sites = Path(settings["folder"]), settings["sites"]
         connected = {client.name for client in collab.clients}
 
-        def call(site: str, order: bytes, timeout: float) -> Stream:
-            client = collab.get_clients([site])
-            stream: Stream = client(blocking=False, timeout=timeout, optional=True).handle(order)
-            return stream
-
-        def network(*_: Any) -> FlareTransport:
+        def network(*_: Any) -> "FlareTransport":
             # FLARE knows a site by its certificate
             clients = {site: client_of(site, sites) for site in sites if site in connected}
             return FlareTransport(call, clients, lambda: bool(collab.is_aborted), own_rows=settings["own_rows"])
@@ -86,6 +87,13 @@ class Server:
             return experiment.resume(folder, no_observer, network=network)
         config = read_config(settings["config"])
         return experiment.run(config, folder, no_observer, force=settings["force"], network=network)
+
+
+def call(site: str, order: bytes, timeout: float) -> "Stream":
+    """Send an order to a site of the job, and do not wait."""
+    client = collab.get_clients([site])
+    stream: Stream = client(blocking=False, timeout=timeout, optional=True).handle(order)
+    return stream
 
 
 def _be_quiet() -> None:

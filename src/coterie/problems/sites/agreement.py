@@ -28,6 +28,7 @@ from coterie.storage import make_folder, write_json
 
 FOLDER = "agreements"
 SECOND = "another site has joined with this invitation before; if it has moved, invite it again"
+ABSENT = "it is not there"
 FAILED = frozenset({"lost", "timeout", "client error", "rejected", "refused"})
 
 
@@ -54,6 +55,7 @@ class Agreement:
         scaling: whether numbers are scaled in common, or by each site's own mean and deviation.
         version: coterie's version at the coordinator.
         seconds: how long one exchange of the handshake took.
+        drawn: a word of the run that was begun with it, as two runs may have one configuration.
     """
 
     terms: str
@@ -64,11 +66,13 @@ class Agreement:
     scaling: str = "common"
     version: str = __version__
     seconds: float = 0.0
+    drawn: str = ""
 
     @property
     def digest(self) -> str:
         """Names this agreement; clocks and durations do not count."""
         kept = [self.terms, [site[:2] for site in self.sites], self.preparation, self.version]
+        kept += [self.drawn] if self.drawn else []
         return blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     @property
@@ -169,7 +173,7 @@ def agree(
     ahead = {k: _ahead(clock, before, after) for k, clock in zip(ids.tolist(), clocks.tolist(), strict=True)}
     present = tuple(Present(names[k], int(fed.engine.sizes[k]), round(ahead[k], 1), drawn[k]) for k in here)
     absent = [name for k, name in enumerate(names) if k not in here and name not in left_out]
-    left_out |= dict.fromkeys(absent, "it is not there")
+    left_out |= dict.fromkeys(absent, ABSENT)
     prepared = prepared._replace(missing=terms.missing)
     return Agreement(terms.digest, present, prepared.as_dict(), fed.ledger.as_dict(), left_out, terms.scaling)
 
