@@ -4,6 +4,7 @@ A site's own process only hands bytes on: it imports no torch.
 """
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ class Client:
     """
 
     def __init__(self, settings: str) -> None:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # FLARE imports it at a job's start if it can
         self.settings = settings
         self._compute: Compute | None = None
 
