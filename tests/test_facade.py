@@ -401,42 +401,6 @@ def test_true_is_not_a_step() -> None:
         coterie.methods.fedavg(step=True)
 
 
-def test_the_old_federation_still_works_and_says_what_to_write(shards: list[Shard], net: nn.Module) -> None:
-    method = coterie.methods.meritfed(step=0.5, batch=8)
-    with pytest.warns(DeprecationWarning, match=r"write coterie\.Weighting\.on\("):
-        fed = coterie.Federation.local(
-            shards, shard(9, rows=20), model=net, loss="cross_entropy", mode="vmap", active=0.7, target_at=0
-        )
-    with pytest.warns(DeprecationWarning, match=r"write coterie\.fit\(problem, method"):
-        old = coterie.fit(fed, method, rounds=4)
-    new = fitted(made(shards, net), method, rounds=4, active=0.7, target_at=0)
-    assert bits(old) == bits(new)
-    assert old.ledger.as_dict() == new.ledger.as_dict()
-    assert len(repr(fed)) < 100
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated; write:DeprecationWarning")
-def test_the_old_federation_is_checked_when_it_is_made(shards: list[Shard], net: nn.Module) -> None:
-    with pytest.raises(coterie.UsageError, match=r"federation\.count = 9 exceeds"):
-        coterie.Federation.local(shards, model=net, loss="cross_entropy", count=9)
-    with pytest.raises(coterie.UsageError, match="no nested problem"):
-        coterie.Federation.of("something")
-
-
-def test_the_old_federation_of_a_nested_problem_still_works() -> None:
-    def loss(x: Tensor, batch: Any) -> Tensor:
-        return (batch.inputs @ x - batch.labels).square().mean()
-
-    problem = coterie.SingleLevel(loss).on([(torch.ones(3, 2), torch.ones(3))] * 2, x=torch.zeros(2))
-    method = coterie.methods.fedavg(step=0.1)
-    with pytest.warns(DeprecationWarning, match=r"Federation\.of\(problem\) is deprecated; write coterie\.fit\("):
-        fed = coterie.Federation.of(problem, mode="vmap")
-    with pytest.warns(DeprecationWarning, match=r"write coterie\.fit\(problem, method"):
-        old = coterie.fit(fed, method, rounds=2)
-    new = fitted(problem, method, rounds=2)
-    assert [{**line, "seconds": 0} for line in old.history] == [{**line, "seconds": 0} for line in new.history]
-
-
 def test_compression_is_a_keyword_of_fit() -> None:
     shards = [(torch.ones(4, 50), torch.ones(4)) for _ in range(3)]
     problem = made(shards, nn.Linear(50, 1), target=None, loss="squared")

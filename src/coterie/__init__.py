@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from coterie.advise.answer import advise
     from coterie.consent import allow_code
     from coterie.errors import CoterieError, RunError, UsageError
-    from coterie.facade import Federation as Federation  # deprecated, see there
     from coterie.facade import Stopped, fit, problem
     from coterie.fitted import Fit, Fits
     from coterie.measures import Measure
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 machine.prepare()  # before torch is first used
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Compositional",
     "CoterieError",
@@ -48,7 +47,6 @@ _HOME = {
     "RunError": "coterie.errors",
     "UsageError": "coterie.errors",
     "allow_code": "coterie.consent",
-    "Federation": "coterie.facade",
     "Fit": "coterie.fitted",
     "Fits": "coterie.fitted",
     "Stopped": "coterie.facade",

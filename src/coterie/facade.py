@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, overload
 from warnings import warn
@@ -21,7 +20,6 @@ from coterie.experiment.build import (
     assemble_locally,
     check_needs,
     check_schedules,
-    federate,
     make_problem,
     threads_for,
 )
@@ -38,7 +36,6 @@ from coterie.problems.base import Problem, View
 from coterie.problems.catalogue.registry import problem_entry
 from coterie.problems.nested import NestedProblem
 from coterie.problems.tasks.supervised import Supervised
-from coterie.problems.weighting import Weighting
 from coterie.schedules import FUNCTION
 from coterie.settings import checked
 from coterie.stop import Rule, rule
@@ -94,7 +91,7 @@ def problem(
 
 @overload
 def fit(
-    problem: "Problem | Named | Federation",
+    problem: Problem | Named,
     method: Method,
     rounds: int = 100,
     *,
@@ -114,7 +111,7 @@ def fit(
 ) -> Fit: ...
 @overload
 def fit(
-    problem: "Problem | Named | Federation",
+    problem: Problem | Named,
     method: Method,
     rounds: int = 100,
     *,
@@ -132,7 +129,7 @@ def fit(
     **federation: Any,
 ) -> Fits: ...
 def fit(
-    problem: "Problem | Named | Federation",
+    problem: Problem | Named,
     method: Method,
     rounds: int = 100,
     *,
@@ -192,10 +189,6 @@ def fit(
         >>> bool(fit.weights[0] > fit.weights[1])
         True
     """
-    if isinstance(problem, Federation):
-        _deprecated("coterie.fit(federation, …)", "coterie.fit(problem, method, …)")
-        federation = {**problem.options, **federation}
-        problem = problem.problem
     if not isinstance(problem, Problem | Named):
         raise UsageError(
             f"fit takes a problem first, not a {type(problem).__name__}; make one by coterie.Weighting.on(…), "
@@ -455,39 +448,3 @@ def _check_size(what: str, given: Tensor, own: Tensor) -> None:
 def _options(federation: Mapping[str, Any]) -> FederationTable:
     """The keywords of `fit` as [federation]; its target, a place, is target_at here, where target means rows."""
     return checked_table(FederationTable, "federation", {KEYS.get(key, key): v for key, v in federation.items()})
-
-
-@dataclass(frozen=True, repr=False)
-class Federation:
-    """Deprecated: give `fit` the problem, and these options as its keywords."""
-
-    problem: Problem
-    options: Mapping[str, Any]
-
-    @classmethod
-    def local(cls, shards: Iterable[Any], target: Any = None, **settings: Any) -> "Federation":
-        """Deprecated: write `coterie.Weighting.on(shards, target, …)`."""
-        _deprecated("coterie.Federation.local(…)", "coterie.Weighting.on(shards, target=…, model=…, loss=…)")
-        of_problem = set(signature(Weighting.on).parameters)
-        problem = Weighting.on(shards, target, **{k: v for k, v in settings.items() if k in of_problem})
-        return cls._checked(problem, {k: v for k, v in settings.items() if k not in of_problem})
-
-    @classmethod
-    def of(cls, problem: NestedProblem, **options: Any) -> "Federation":
-        """Deprecated: give the problem to `fit` itself."""
-        _deprecated("coterie.Federation.of(problem)", "coterie.fit(problem, method, …)")
-        if not isinstance(problem, NestedProblem):
-            raise UsageError(f"a {type(problem).__name__} is no nested problem; make one by coterie.Nested(…).on(…).")
-        return cls._checked(problem, options)
-
-    @classmethod
-    def _checked(cls, problem: Problem, options: Mapping[str, Any]) -> "Federation":
-        federate(problem, _options(options))
-        return cls(problem, options)
-
-    def __repr__(self) -> str:
-        return f"<coterie.Federation of {self.problem.clients} clients>"
-
-
-def _deprecated(old: str, new: str) -> None:
-    warn(f"{old} is deprecated; write {new}, with options of the federation as keywords of fit.", DeprecationWarning, 3)

@@ -213,15 +213,13 @@ def stored(data: Any) -> tuple[Measure, ...]:
 
 
 def of_summary(summary: Mapping[str, Any]) -> tuple[Measure, ...]:
-    """The declared measures of a summary; of one that is older than declarations, the standard ones."""
-    if "measures" in summary:
-        return stored(summary["measures"])
-    return declared((), summary.get("final", {}))
+    """The declared measures of a summary."""
+    return stored(summary["measures"])
 
 
 def of_result(result: Mapping[str, Any]) -> Measure:
-    """The measure of a comparison or a grid; one of an earlier version has the standard declaration."""
-    return stored([result["declared"]])[0] if "declared" in result else named(result["measure"])
+    """The measure of a comparison or a grid."""
+    return stored([result["declared"]])[0]
 
 
 def own_measures(given: Any, rows: Sequence[RowsOf], remedy: str) -> tuple[Measure, ...]:

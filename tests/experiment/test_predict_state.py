@@ -1,4 +1,4 @@
-"""What predictions read of a model's state: running statistics and buffers, and files of earlier versions without."""
+"""What predictions read of a model's state: running statistics and buffers, and files of private runs without."""
 
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def test_running_statistics_are_used_where_the_file_has_them(tmp_path: Path, mon
     with torch.no_grad():
         torch.testing.assert_close(net(x)[:1], net(x[:1]))
         assert float(net[1].running_mean.mean()) == 5.0
-        earlier = {name: value for name, value in state.items() if "running" not in name and "tracked" not in name}
-        save_file(earlier, tmp_path / "earlier.safetensors")
-        by_batch = predict._filled("mine:net", (3,), 2, tmp_path / "earlier.safetensors")
+        private = {name: value for name, value in state.items() if "running" not in name and "tracked" not in name}
+        save_file(private, tmp_path / "private.safetensors")
+        by_batch = predict._filled("mine:net", (3,), 2, tmp_path / "private.safetensors")
         hidden = by_batch[1](by_batch[0](x))
     torch.testing.assert_close(hidden.mean(0), torch.zeros(4), atol=1e-5, rtol=0.0)
-    save_file({**earlier, "more": torch.ones(1)}, tmp_path / "odd.safetensors")
+    save_file({**private, "more": torch.ones(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(ValueError, match="more should be nothing"):
         predict._filled("mine:net", (3,), 2, tmp_path / "odd.safetensors")

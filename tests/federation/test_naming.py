@@ -11,8 +11,7 @@ import torch
 
 import coterie
 from coterie.federation import RESULT, Call, Each, LocalEngine, Static, moved_from, naming, pack, work
-from coterie.federation.ledger import Entry, Ledger
-from coterie.federation.naming import FAMILIES, FORMER, STABLE, UnknownWork, find, home_of
+from coterie.federation.naming import FAMILIES, STABLE, UnknownWork, find, home_of
 from coterie.federation.remote import PERMISSIVE, Names, Node
 from coterie.federation.remote.codec import CodecError, decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Order, Step
@@ -21,38 +20,6 @@ from coterie.numerics import Draw
 
 SOURCE = Path(coterie.__file__).parent
 DRAW = Draw.of(3)
-
-# all works of version 0.1, by module
-FORMERLY = {
-    "methods.afl": "loss_and_gradient",
-    "methods.bilevel": "merit",
-    "methods.carving": "learn",
-    "methods.collaborate": "validation_gradient walk_and_gradient",
-    "methods.count_sketch": "sketched_walk",
-    "methods.ditto": "proximal_walk both_walks",
-    "methods.ds_fl": "learn_and_tell",
-    "methods.feddst": "dynamic_steps",
-    "methods.fednest_weights": "corrected_walk own_hessian_product slope",
-    "methods.fedsep": "sketch_decode sketch_encode",
-    "methods.fedsep_redraw": "redrawn_round",
-    "methods.fedsep_submodel": "decode_and_learn",
-    "methods.flash": "sensitivities fixed_steps",
-    "methods.hessian": "weighted_products",
-    "methods.local_svrg": "begin_model walk_model walk_alone begin_system walk_system output_average",
-    "methods.local_train": "walk_on",
-    "methods.mirror": "goal_gradient goal_losses goal_model",
-    "methods.nested_works": "inner_gradient inner_svrg_walk inner_sgd_walk outer_y_gradient hessian_product"
-    " hypergradient outer_svrg_walk local_outer_walk local_nested_walk simultaneous_walk",
-    "methods.pfedme": "moreau_walk both_points personal_model",
-    "methods.primal_dual": "gradient_and_product gradient_alone",
-    "methods.sustain": "combined_gradient weighted_products slope",
-    "methods.top_k": "sparse_walk",
-    "methods.two_layer": "client_round descend implicit",
-    "methods.works": "gradient goal_gradient sgd_walk goal_loss_and_gradient",
-    "methods.zerofl": "sparse_steps",
-    "problems.files.prepare": "column_moments dictionary_size category_counts",
-    "problems.personal": "judged",
-}
 
 
 @work("mine/moved-steps", update=moved_from("y"))
@@ -96,27 +63,6 @@ def test_every_work_of_coterie_states_its_name_and_its_update() -> None:
         names.append(name)
     assert len(set(names)) == len(names)
     assert set(FAMILIES.values()) <= {module for module, _, _ in works}
-
-
-def test_every_former_name_is_understood() -> None:
-    former = [f"coterie.{module}:{name}" for module, names in FORMERLY.items() for name in names.split()]
-    assert sorted(FORMER) == sorted(former)
-    assert len(set(FORMER.values())) == len(former) == 61
-    for old, new in FORMER.items():
-        assert name_of(find(old)) == new
-
-
-def test_nodes_understand_both_names() -> None:
-    found = Names().work("shared/gradient")
-    assert found is Names().work("coterie.methods.works:gradient")
-    assert name_of(found) == "shared/gradient"
-
-
-def test_ledgers_of_former_versions_are_read() -> None:
-    one = {"rounds": 1, "floats_up": 2, "floats_down": 3, "bytes_up": 4, "bytes_down": 5}
-    causes = {"coterie.methods.works:gradient": one, "shared/gradient": one, "own:work": one}
-    ledger = Ledger.from_dict({"total": {}, "by_cause": causes})
-    assert ledger.by_cause == {"shared/gradient": Entry(2, 4, 6, 8, 10), "own:work": Entry(**one)}
 
 
 def test_ones_own_works() -> None:

@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from coterie.measures import declared
+
 CONFIG = """version = 1
 [run]
 method = {method}
@@ -76,6 +78,7 @@ def make(
         (folder / "ledger.json").write_text(json.dumps({"total": entry, "by_cause": {cause: entry}}))
         summary = {"method": method, "problem": "friends", "seed": seed, "rounds": rounds, "outcome": "finished"}
         summary |= {"message": "", "final": json.loads(metrics[-1]), "weights": weights if with_weights else None}
+        summary |= {"measures": [measure.as_dict() for measure in declared((), json.loads(metrics[-1]))]}
         summary |= {"friends": friends, "communication": entry, "seconds": 1.0}
         summary |= {"names": list(names)} if names else {}
         (folder / "summary.json").write_text(json.dumps(summary))

@@ -276,13 +276,6 @@ def test_a_work_that_a_setting_names_needs_a_pattern_too(setting: str) -> None:
 # the account itself
 
 
-def test_a_new_account_continues_the_budget_of_an_earlier_version(tmp_path: Path) -> None:
-    (tmp_path / "budget.json").write_text('{"spent": 2.5}')
-    assert Disclosures(tmp_path).spent == 2.5
-    (tmp_path / "budget.json").unlink()
-    assert Disclosures(tmp_path).spent == 2.5
-
-
 def test_two_nodes_of_one_site_spend_one_budget(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="needs coterie[privacy]")
     from coterie.federation.stages.privacy import epsilon

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from coterie.errors import UsageError
 from coterie.federation.ledger import Ledger
-from coterie.federation.naming import current
 from coterie.federation.tree import Tree, mapped, named_leaves, tree_flatten, tree_leaves, tree_unflatten
 from coterie.federation.work import Handle, Memory
 from coterie.methods.shared.staged import StagedState
@@ -28,7 +27,6 @@ from coterie.storage import make_folder, tensor_bytes, write_atomically
 VERSION = 1
 KEEP = 2
 ERRORS = re.compile(r"stages\['compression'\]\.errors\['([^']+)'\]@clients")  # one for each upload so far
-FORMERLY = re.compile(r"(?<=\[')[\w.]+:\w+(?=/)")  # a name of a work as older versions wrote it, as a key of errors
 LOOP = "loop@"  # before the names of tensors that belong to the loop, not to the method's state
 MAY_CHANGE = {
     "version",
@@ -128,43 +126,12 @@ def _read(path: Path, template: Tree, settings: Mapping[str, Any]) -> tuple[Tree
         _compare(content["settings"], settings)
         rounds, seconds, ledger, lengths = (content[name] for name in ("rounds", "seconds", "ledger", "lengths"))
         own = {name.removeprefix(LOOP): t for name, t in tensors.items() if name.startswith(LOOP)}
-        progress = _sound(Progress(rounds, seconds, ledger, lengths, content.get("more", {}), own))
-        plain = _renamed(content["plain"])
-        tensors = _renamed(tensors)
+        progress = _sound(Progress(rounds, seconds, ledger, lengths, content["more"], own))
         if isinstance(template, StagedState):
-            tensors, plain = _unnested(template, tensors, plain)
             template = _with_errors(template, tensors)
-        return _decode(template, tensors, plain), progress
+        return _decode(template, tensors, content["plain"]), progress
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"it is not a readable checkpoint ({type(error).__name__})") from None
-
-
-def _renamed(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The same leaves; errors of compressed uploads, which are named after a work, have its name of today."""
-    return {FORMERLY.sub(lambda match: current(match[0]), name): leaf for name, leaf in leaves.items()}
-
-
-def _unnested(
-    template: StagedState, tensors: dict[str, Tensor], plain: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The same leaves; former versions put the state of privacy around the method's, and the errors around both."""
-    privacy, compression = ("stages['privacy'].", "stages['compression'].")
-    keys = template.stages.keys()
-    lacks_uploads = "privacy" in keys and f"{privacy}uploads" not in tensors
-    lacks_clients = "compression" in keys and f"{compression}clients" not in plain
-    if not lacks_uploads and not lacks_clients:
-        return tensors, plain
-    outer = "inner." if lacks_uploads and lacks_clients else ""
-
-    def current_name(name: str) -> str:
-        if name.startswith("errors["):
-            return compression + name
-        if lacks_uploads and name in (f"{outer}uploads", f"{outer}at_once"):
-            return privacy + name.removeprefix(outer)
-        return name.removeprefix("inner.") if outer and name.startswith("inner.inner") else name
-
-    counted = {f"{compression}clients": template.stages["compression"].clients} if lacks_clients else {}
-    return {current_name(k): v for k, v in tensors.items()}, {current_name(k): v for k, v in plain.items()} | counted
 
 
 def _with_errors(template: StagedState, tensors: dict[str, Tensor]) -> StagedState:
@@ -227,12 +194,8 @@ def _compact(rows: Tensor) -> Tensor:
 
 
 def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -> Tree:
-    later = _with_defaults(template)
-
     def tensor(name: str, like: Tensor) -> Tensor:
         found = tensors.get(name)
-        if found is None and name in later:
-            return like
         if found is None or found.shape != like.shape or found.dtype != like.dtype:
             raise Damaged(f"its {name} does not fit the configuration")
         return found.to(like.device)
@@ -253,17 +216,11 @@ def _decode(template: Tree, tensors: dict[str, Tensor], plain: dict[str, Any]) -
             leaves.append(Memory(Handle(tree_unflatten(inner, structure), versions.to(inner[0].device))))
         elif isinstance(leaf, Tensor):
             leaves.append(tensor(name, leaf))
-        elif name in plain or name in later:
-            leaves.append(plain.get(name, leaf))
+        elif name in plain:
+            leaves.append(plain[name])
         else:
             raise Damaged(f"it lacks {name}")
     return tree_unflatten(leaves, tree_flatten(template)[1])
-
-
-def _with_defaults(template: Tree) -> set[str]:
-    """The fields of a method's state that have defaults: checkpoints of earlier versions may lack them."""
-    inner, prefix = (template.inner, "inner.") if isinstance(template, StagedState) else (template, "")
-    return {f"{prefix}{name}" for name in getattr(type(inner), "_field_defaults", ())}
 
 
 def _checksum(header: str, tensors: dict[str, Tensor]) -> str:

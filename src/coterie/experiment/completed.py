@@ -56,6 +56,4 @@ class Completed(NamedTuple):
         best = None if line is None else Best(line, kept)
         start, lowest, latest, rejected, rises = more.get("guard", Guard())
         guard = Guard(start, lowest, latest, rejected, tuple(rises))
-        # a checkpoint of an earlier version does not say how many rounds were skipped
-        trained, skipped = more.get("trained", progress.rounds), more.get("skipped", "")
-        return Completed(state, *progress[:4], trained=trained, skipped=skipped, guard=guard, best=best)
+        return Completed(state, *progress[:4], more["trained"], more["skipped"], guard, best)

@@ -264,7 +264,7 @@ def code_changes(config: Config, file: Path) -> list[str]:
 
 
 def platform_of(file: Path) -> dict[str, Any]:
-    """The platform that a result was begun on, by its config.toml; empty where that is older than such tables."""
+    """The platform that a result was begun on, by its config.toml; empty where it names none."""
     return _record(file, PLATFORM)
 
 

@@ -193,7 +193,7 @@ def _of_stack(folder: Path, data: Any) -> tuple[Net, Preparation]:
 def _filled(name: str, shape: tuple[int, ...], outputs: int, path: Path) -> nn.Module:
     """The named network with the file's state; before memory is taken for it, the two must agree.
 
-    Batch norm without running statistics in the file (of earlier versions, or of a private run) uses the rows at hand.
+    Batch norm without running statistics in the file (of a private run) uses the rows at hand.
     """
     make = network(name)
     with safe_open(path, "pt") as file:
@@ -214,7 +214,7 @@ def _same(net: nn.Module, found: dict[str, tuple[int, ...]]) -> None:
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     if any(name.startswith("client_0.") for name in found):
         raise ValueError("it holds one model per client; predict needs a run that trains one model")
-    buffers = {name for name, _ in net.named_buffers()}  # earlier versions did not store them
+    buffers = {name for name, _ in net.named_buffers()}  # a private run does not store them
     names = (wanted.keys() - (buffers - found.keys())) | found.keys()
     odd = sorted(name for name in names if wanted.get(name) != found.get(name))
     if odd:

@@ -7,7 +7,6 @@ a `gather`. With them (`federation.secure`) a `mean` shows the sum over the clie
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from coterie.federation.naming import current
 from coterie.federation.tree import Tree, tensors
 
 Viewer = Literal["server", "clients", "target"]
@@ -115,12 +114,12 @@ class Account:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Account":
-        """The inverse of as_dict. Former names of works are understood."""
+        """The inverse of as_dict."""
         account = Account()
         for viewer, entries in data.items():
             for entry in entries:
-                name = current(entry["cause"])
-                account.add(viewer, name, entry["numbers"], what=entry["what"], clients=entry["clients"])  # type: ignore[arg-type]
+                seen = {"what": entry["what"], "clients": entry["clients"]}
+                account.add(viewer, entry["cause"], entry["numbers"], **seen)  # type: ignore[arg-type]
         return account
 
 

@@ -5,7 +5,6 @@ from operator import add
 from typing import Any, NamedTuple
 
 from coterie.federation.account import Account
-from coterie.federation.naming import current
 from coterie.federation.tree import Size
 
 
@@ -99,9 +98,6 @@ class Ledger:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Ledger":
-        """The inverse of as_dict. Former names of works are understood, and ledgers from before points were counted."""
-        entries: dict[str, Entry] = {}
-        for cause, entry in data["by_cause"].items():
-            name = current(cause)
-            entries[name] = entries.get(name, Entry()).plus(Entry(**entry))
+        """The inverse of as_dict."""
+        entries = {cause: Entry(**entry) for cause, entry in data["by_cause"].items()}
         return Ledger(entries, Wire(**data.get("wire", {})), Account.from_dict(data.get("seen", {})))

@@ -7,11 +7,9 @@ nor admitted.
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
-from importlib.resources import files
 from typing import Any
 
 FAMILIES = {
@@ -36,9 +34,6 @@ FAMILIES = {
     "models": "coterie.problems.models.statistics",
 }
 """Which module defines the works of a family that is not called after a method; those of a method are in its file."""
-
-FORMER: dict[str, str] = tomllib.loads((files("coterie.federation") / "former.toml").read_text(encoding="utf-8"))
-"""What the works were called up to version 0.1: understood for one version in ledgers, checkpoints and orders."""
 
 _WORD = "[a-z0-9]+(-[a-z0-9]+)*"
 STABLE = re.compile(f"{_WORD}/{_WORD}", re.ASCII)
@@ -80,20 +75,14 @@ def _families_of_methods() -> dict[str, str]:
     return {entry.name: f"coterie.methods.{entry.home}" for entry in METHODS}
 
 
-def current(name: str) -> str:
-    """The name that a work has today, given that or a former one."""
-    return FORMER.get(name, name)
-
-
 def find(name: str, modules: Collection[str] | None = None) -> Any:
     """The work of that name.
 
     Args:
-        name: family/verb-noun or module:function; a former name is understood.
+        name: family/verb-noun or module:function.
         modules: the modules whose works are admitted ("package.*" stands for all modules of a package); they are
             imported where needed. None: coterie's own, and whatever this process has defined.
     """
-    name = current(name)
     family, slash, _ = name.partition("/")
     module, colon, attribute = name.partition(":")
     if slash and STABLE.fullmatch(name):

@@ -194,9 +194,9 @@ def read_advice(folder: Path) -> dict[str, Any]:
 
 
 def _measures(folder: Path, summary: dict[str, Any] | None, metrics: list[dict[str, Any]]) -> tuple[Measure, ...]:
-    """What the record holds, as it was declared; folders of earlier versions have the standard declarations."""
+    """What the record holds, as it was declared; a run that goes on has its declarations in measures.json."""
     names = dict.fromkeys(key for line in metrics for key, value in line.items() if is_number(value))
-    if summary is not None and "measures" in summary:
+    if summary is not None:
         own = _checked(folder / "summary.json", lambda: stored(summary["measures"]))
     else:
         own = _parsed(folder / "measures.json", lambda text: stored(_plain(text)), ())
@@ -271,12 +271,7 @@ def _summary(text: str) -> dict[str, Any]:
 
 def _causes(text: str) -> dict[str, dict[str, int]]:
     found = _object(text)["by_cause"]
-    causes = {str(cause): {key: int(entry.get(key, 0)) for key in TRAFFIC} for cause, entry in found.items()}
-    if not any(cause.startswith("coterie.") for cause in causes):
-        return causes
-    from coterie.federation.naming import current  # only for ledgers of former versions: it loads torch
-
-    return {current(cause): entry for cause, entry in causes.items()}
+    return {str(cause): {key: int(entry.get(key, 0)) for key in TRAFFIC} for cause, entry in found.items()}
 
 
 def _seen(text: str) -> tuple[tuple[str, str, str, int, int], ...]:

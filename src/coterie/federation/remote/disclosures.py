@@ -206,19 +206,9 @@ class Disclosures:
             if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 for table in TABLES:
                     db.execute(table)
-                db.execute("INSERT INTO budget VALUES (?)", (self._spent_before(),))
+                db.execute("INSERT INTO budget VALUES (0)")
             db.execute("COMMIT")
         return db
-
-    def _spent_before(self) -> float:
-        """What an earlier version noted of the budget."""
-        path = None if self._path is None else self._path.with_name("budget.json")
-        if path is None or not path.is_file():
-            return 0.0
-        try:
-            return float(json.loads(path.read_text(encoding="utf-8"))["spent"])
-        except (ValueError, TypeError, KeyError):
-            raise UsageError(f"{path} is damaged; it says what was spent of this site's privacy.") from None
 
     def _check(self) -> None:
         try:
