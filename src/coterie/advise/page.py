@@ -104,22 +104,32 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _partners(partners: list[dict[str, Any]], measure: Measure) -> str:
-    """One table: verdict, gain, probability, share and reason of each partner, the largest gain first."""
+    """One table, the largest gain first, and below it the reasons."""
     rows = (
         (
             p["name"],
             f"{MARKS[p['verdict']][0]}\N{NO-BREAK SPACE}{p['verdict']}",
-            interval_text(measure, p["gain"]) if p["z"] is not None else "",
-            sure_text(p["probability"]) if p["verdict"] in ("helps", "nothing") else "",
-            f"{p['share']:.0%}" if p["share"] else "",
+            *figures(p, measure),
             f"{p['rows']:,}",
-            p["reason"],
         )
         for p in partners
     )
     unit = ", points" if measure.share else ""
     gain = f"gain in {measure.label}{unit} [95\N{NO-BREAK SPACE}%]"
-    return table(("partner", "verdict", gain, "probability", "share of the model", "rows", "reason"), rows, numbers=2)
+    head = ("partner", "verdict", gain, "probability", "share of the model", "rows")
+    return table(head, rows, numbers=2) + _list(f"{p['name']}: {p['reason']}" for p in partners)
+
+
+def figures(partner: dict[str, Any], measure: Measure) -> tuple[str, str, str]:
+    """Gain, probability and share of a partner; empty where they mean nothing."""
+    judged = partner["verdict"] in ("helps", "nothing")
+    gain = interval_text(measure, partner["gain"]) if judged or partner["share"] else ""
+    return gain, sure_text(partner["probability"]) if judged else "", share_text(partner["share"])
+
+
+def share_text(share: float) -> str:
+    """A share in per cent; empty for none."""
+    return f"{100 * share:.0f} %" if share else ""
 
 
 def intervals(partners: list[dict[str, Any]], measure: Measure) -> Chart:
@@ -139,8 +149,8 @@ def intervals(partners: list[dict[str, Any]], measure: Measure) -> Chart:
     parts = [
         f'<line class="axis" stroke-dasharray="3 3" x1="{x(0):.1f}" x2="{x(0):.1f}" y1="4" y2="{height - 34}"/>',
         f'<text x="{middle:.1f}" y="{height - 20}" text-anchor="middle">as alone</text>',
-        f'<text x="{left + MARGIN}" y="{height - 4}">worse</text>',
-        f'<text x="{left + MARGIN + WIDTH}" y="{height - 4}" text-anchor="end">better</text>',
+        f'<text x="{left + MARGIN}" y="{height - 4}">{gain_text(measure, low)}</text>',
+        f'<text x="{left + MARGIN + WIDTH}" y="{height - 4}" text-anchor="end">{gain_text(measure, high)}</text>',
     ]
     for i, partner in enumerate(partners):
         y = ROW * i + 18
@@ -162,7 +172,7 @@ def _shares(advice: dict[str, Any]) -> str:
     """Whose models the delivered one consists of."""
     names = {"you": "your own models", "together": "your linear model with the partners' predictions as inputs"}
     shares = sorted(advice["delivered"]["shares"].items(), key=lambda one: -one[1])
-    return table(("part of the delivered model", "share"), ((names.get(k, k), f"{v:.0%}") for k, v in shares))
+    return table(("part of the delivered model", "share"), ((names.get(k, k), share_text(v)) for k, v in shares))
 
 
 def _curve(advice: dict[str, Any], measure: Measure) -> str:
@@ -191,7 +201,7 @@ def _curve(advice: dict[str, Any], measure: Measure) -> str:
         ),
     ]
     title = f"Gain in {measure.label} to expect by rows of your own"
-    chart = Chart("curve", title, "".join(parts), int(height) + 24, width=int(left) + WIDTH + 40)
+    chart = Chart("curve", title, "".join(parts), int(height) + 24, width=int(left) + WIDTH + 120)
     return figure(chart, []) + _p(curve_text(advice))
 
 
@@ -213,7 +223,7 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     """The same for the terminal."""
     measure = measure_of(advice)
     partners = Table(box=None, pad_edge=False)
-    for column in ("partner", "rows", "verdict", "probability", "gain [95 %]", "share"):
+    for column in ("partner", "rows", "verdict", "gain [95 %]", "probability", "share"):
         words = column in ("partner", "verdict")
         partners.add_column(column, justify="left" if words else "right", no_wrap=column != "partner", overflow="fold")
     for partner in advice["partners"]:
@@ -222,9 +232,7 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
             plain(partner["name"]),
             f"{partner['rows']:,}",
             f"[{style}]{mark} {partner['verdict']}[/{style}]",
-            sure_text(partner["probability"]) if partner["verdict"] in ("helps", "nothing") else "",
-            plain(interval_text(measure, partner["gain"])) if partner["z"] is not None else "",
-            f"{partner['share']:.0%}" if partner["share"] else "",
+            *map(plain, figures(partner, measure)),
         )
     console.print(f"\n[bold]{plain(advice['headline'])}[/bold]\n", soft_wrap=True)
     for warning in advice["warnings"]:
@@ -233,8 +241,8 @@ def show(console: Console, advice: dict[str, Any], folder: Path) -> None:
     unit = " points of" if measure.share else ""
     console.print(
         plain(
-            f"probability: that the partner improves your model. gain: with this partner alone beside you, in{unit} "
-            f"{measure.label}. share: of the delivered model.\n"
+            f"gain: with this partner alone beside you, in{unit} {measure.label}. probability: that the partner "
+            "improves your model. share: of the delivered model.\n"
         ),
         style="dim",
         soft_wrap=True,

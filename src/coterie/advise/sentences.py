@@ -144,7 +144,7 @@ def reason(entry: dict[str, Any], why: str = "") -> str:
     if entry["verdict"] == "left out":
         return "its models are no better than chance on your rows"
     if entry["verdict"] == "helps":
-        share = f", and {entry['share']:.0%} of the delivered model is its" if entry["share"] else ""
+        share = f", and {100 * entry['share']:.0f} % of the delivered model is its" if entry["share"] else ""
         return f"with it beside you, your rows are predicted better{share}"
     return "it adds nothing that can be seen on your rows"
 
