@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -111,11 +110,3 @@ def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     monkeypatch.setattr(processes, "_Worker", Here)
-
-
-@pytest.fixture
-def little_effort(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An advice orders the rows once and shuffles labels seldom: for tests of everything but how sure it is."""
-    module = import_module("coterie.advise.advise")
-    find_out, little = module._find_out, module.Effort(1, 19, 1)
-    monkeypatch.setattr(module, "_find_out", lambda data, config, effort, *rest: find_out(data, config, little, *rest))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from coterie.advise.advise import prepare_files
+from coterie.advise.advise import advise
 from coterie.errors import UsageError
 from coterie.experiment.build import assemble
 from coterie.experiment.config import Config, load
@@ -251,7 +251,7 @@ def test_bounds_are_refused_where_nothing_would_use_them() -> None:
 
 def test_advise_does_not_pretend_to_be_private(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"advise.*\[privacy\].*Leave it out"):
-        prepare_files(configured(folder), 1)
+        advise(configured(folder))
 
 
 def test_clipping_alone_claims_nothing_and_says_so(folder: Path) -> None:

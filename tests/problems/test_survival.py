@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coterie.advise.mixtures import values_and_gradients
 
-from coterie.advise.advise import Effort, advise
+from coterie.advise.advise import advise, mine_of
 from coterie.advise.page import write
 from coterie.advise.scores import TIMES, area, chosen, comparable, concordance, few_events
 from coterie.errors import UsageError
@@ -19,6 +18,7 @@ from coterie.federation import Batch
 from coterie.numerics.lbfgs import minimise
 from coterie.problems import Context
 from coterie.problems.files import load_files
+from coterie.problems.files.problem import checked_tables
 from coterie.problems.models import FlatModel
 from coterie.problems.tasks.supervised import LOSSES, Supervised
 from coterie.problems.tasks.survival import STEEPEST, Baseline, hazard, surprise
@@ -158,30 +158,37 @@ def files(folder: Path) -> dict[str, Any]:
     return {"clients": f"{folder}/sites/*.csv", "target": f"{folder}/mine.csv", "label": "months", "event": "died"}
 
 
-def test_a_friend_helps_and_the_opposite_harms(tmp_path: Path) -> None:
-    save(tmp_path / "mine.csv", 60, 1)
+def test_a_friend_takes_part_and_the_opposite_is_left_out(tmp_path: Path) -> None:
+    save(tmp_path / "mine.csv", 40, 1)
     save(tmp_path / "sites" / "friend.csv", 300, 2)
+    save(tmp_path / "sites" / "other.csv", 300, 4)
     save(tmp_path / "sites" / "opposite.csv", 300, 3, slope=-1.5)
-    sets = {"run.problem": "files", "run.rounds": 3}
-    sets |= {f"problem.{key}": value for key, value in files(tmp_path).items()}
-    advice = advise(configuration.load(None, {}, sets), tmp_path / "advice", Effort(1, 99, 0))
+    sets = {"run.problem": "files", **{f"problem.{key}": value for key, value in files(tmp_path).items()}}
+    advice = advise(configuration.load(None, {}, sets), tmp_path / "advice").advice
     assert advice["data"]["kind"] == "survival"
     assert advice["measure"]["name"] == "c_index"
-    assert {partner["name"]: partner["verdict"] for partner in advice["partners"]} == {
-        "friend.csv": "helps",
-        "opposite.csv": "harms",
-    }
-    assert "friend.csv" in advice["delivered"]["partners"]
+    by_name = {partner["name"]: partner for partner in advice["partners"]}
+    assert by_name["friend.csv"]["z"] < -3 < 3 < by_name["opposite.csv"]["z"]
+    assert by_name["opposite.csv"]["verdict"] in ("left out", "differs")
     assert advice["delivered"]["values"]["c_index"] > 0.7
-    assert advice["trees"]["values"]["c_index"] > 0.5
     assert "C-index" in write(tmp_path / "advice").read_text(encoding="utf-8")
     _, times, events = sample(200, 9)
     save(tmp_path / "new.csv", 200, 9)
     table = predict(tmp_path / "advice" / "model", tmp_path / "new.csv")
-    assert table.header == ["row", "risk"]
-    risks = np.array([float(row[1]) for row in table.rows])
-    assert (risks > 0).all()
-    assert concordance(risks, times, events)[0] > 0.7
+    assert table.header[0] == "row"
+    assert all(name.startswith("p(months>") for name in table.header[1:])
+    later = np.array([[float(p) for p in row[1:]] for row in table.rows])
+    assert ((later >= 0) & (later <= 1)).all()
+    assert (np.diff(later, axis=1) <= 0).all()
+    assert concordance(-later.sum(1), times, events)[0] > 0.7
+
+
+def test_an_advice_counts_an_event_at_time_zero(tmp_path: Path) -> None:
+    months = [0.0] * 12 + list(range(1, 29))
+    save(tmp_path / "mine.csv", 40, 1, months=months, died=["yes"] * 12 + ["no"] * 28)
+    save(tmp_path / "sites" / "a.csv", 60, 2)
+    mine = mine_of(checked_tables(**files(tmp_path), partial=True)[0])
+    assert (mine.labels > 0).sum() == 12
 
 
 @pytest.mark.parametrize(

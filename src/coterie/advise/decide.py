@@ -131,11 +131,15 @@ class Evidence:
 
     @cached_property
     def choice(self) -> int:
-        """Which of my models is the best: the least held-out loss; my stack only if its measure is not worse."""
-        goal, y = self.rows.goal, self.rows.labels
-        losses = np.mean([[goal.losses(own, y).mean() for own in one.own] for one in self.dealings], axis=0)
+        """Which of my models is the best: the least held-out loss; my stack only if its measure is not worse.
+
+        Seen in the first dealings only: how many follow depends on partners, and mine is mine.
+        """
+        goal, y, first = self.rows.goal, self.rows.labels, self.dealings[:FEWEST_DEALINGS]
+        losses = np.mean([[goal.losses(own, y).mean() for own in one.own] for one in first], axis=0)
         single, stack = int(losses[:-1].argmin()), len(losses) - 1
-        better = self.score.by_row(self.own(stack), self.own(single), y).mean() >= 0.0
+        stacked, alone = (self.own(j)[: len(first)] for j in (stack, single))
+        better = self.score.by_row(stacked, alone, y).mean() >= 0.0
         return stack if losses[stack] < losses[single] and better else single
 
     def gain(self, over: int) -> Paired:
@@ -225,7 +229,7 @@ def decide(
     kinds = [*_kinds(len(fits)), "stack"]
     together = bool(gate.any()) and not vetoed
     gain = evidence.gain(evidence.choice) if together else NOTHING
-    predictions = {kind: evidence.own(j) for j, kind in enumerate(kinds)}
+    predictions = {kind: evidence.own(j)[:FEWEST_DEALINGS] for j, kind in enumerate(kinds)}
     return Decision(
         _answer(gain),
         stack if together else alone,
@@ -266,7 +270,8 @@ def _fitted(
     members = [Member("", kind, fit(inputs, labels), *plain) for kind, fit in zip(kinds, rows.fits, strict=True)]
     held = [np.concatenate([one.own[j] for one in found]) for j in range(len(members))]
     truth = np.tile(rows.labels, len(found))
-    own = Stack(goal, _weighed(goal, members, held, truth))
+    first = FEWEST_DEALINGS * len(rows.labels)
+    own = Stack(goal, _weighed(goal, members, [each[:first] for each in held], truth[:first]))
     alone = own if evidence.choice == len(members) else Stack(goal, (members[evidence.choice],))
     inside = np.flatnonzero(gate).tolist()
     every = np.ones((1, len(rows.labels)), dtype=bool)

@@ -30,7 +30,7 @@ from coterie.numerics import Draw
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 KEPT_OUT = 4  # one row in so many judges the partner's own trees
 PENALTY_FOLDS = 3
-LARGEST = 1e12  # of any number in a message
+LARGEST = 1e30  # of any number in a message; inputs are cut to it, too (prepare.py)
 DTYPES = (torch.float64, torch.float32, torch.int16, torch.int32, torch.int64)
 SAMPLED = 20_000  # rows that a summary and held-out losses are taken of
 

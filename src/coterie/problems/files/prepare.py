@@ -36,6 +36,10 @@ Scaling = Literal["common", "own", "robust"]
 Impute = Literal["mean", "median", "regression"]
 
 
+LARGEST = 1e30  # of inputs: float32 has no larger numbers whose squares can be added
+EARLIEST = 1e-30  # of times: an event at time 0 has to be told from a censored row
+
+
 class Moments(NamedTuple):
     """Count, mean and sum of squared deviations by column, [p] each."""
 
@@ -233,7 +237,7 @@ class Preparation(NamedTuple):
             parts.append((codes[:, j : j + 1] == known).astype(np.float64))
             if column.missing:
                 parts.append((codes[:, j : j + 1] == -1).astype(np.float64))
-        return np.concatenate(parts, axis=1).astype(np.float32)
+        return np.clip(np.concatenate(parts, axis=1), -LARGEST, LARGEST).astype(np.float32)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for preprocess.json."""
@@ -537,6 +541,9 @@ def _model_blocks(tables: Tables, prepared: Preparation, k: int) -> Iterator[tup
             y = common[:, -1].astype(np.int64)
             known = y >= 0
             yield (x, y) if known.all() else (x[known], y[known])
+        elif form.event is not None:
+            times = numbers[:, -1]
+            yield x, np.where(np.signbit(times), times, np.maximum(times, EARLIEST)).astype(np.float32)
         else:
             yield x, ((numbers[:, -1] - prepared.label_mean) / prepared.label_deviation).astype(np.float32)
 

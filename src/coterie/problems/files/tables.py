@@ -586,7 +586,7 @@ def _check_rows(holder: Holder, form: Form, findings: Findings, options: Options
             "The target's rows choose the weights and judge the result: an error measured on n rows is uncertain by "
             f"about 1/√n, here ±{100 * holder.rows**-0.5:.0f} %. Give more labelled rows of your own.",
         )
-    if is_target and form.kind == "classification" and len(holder.words[-1]) < 2:
+    elif is_target and form.kind == "classification" and len(holder.words[-1]) < 2:
         only = next(iter(holder.words[-1]))
         findings.add(
             holder.name,
