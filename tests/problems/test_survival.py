@@ -138,8 +138,8 @@ def test_the_slope_is_found_again() -> None:
     batch = Batch((inputs, labels))
 
     def evaluate(x: torch.Tensor, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = values_and_gradients(loss, x, batch)
-        return found[:, 0], found[:, 1:]
+        value, slope = loss.loss_and_gradient(x[0], batch)
+        return value[None], slope[None]
 
     theta = minimise(evaluate, torch.zeros(1, 4, dtype=torch.float64), evaluations=60, tolerance=1e-6).x
     assert theta[0, :3].tolist() == pytest.approx([0.5, 0.0, 0.0], abs=0.08)

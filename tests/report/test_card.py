@@ -43,14 +43,11 @@ def model(tmp_path: Path) -> Path:
         "measures": [{"name": "auc", "label": "AUC"}],
         "data": {"target_rows": 60},
         "partners": [
-            {"name": "north.csv", "rows": 80, "verdict": "helps", "reason": EVIL, "p": 1.0}
-            | {"gain": {"value": 0.01, "low": -0.005, "high": 0.025}}
+            {"name": "north.csv", "rows": 80, "verdict": "helps", "probability": 0.8, "reason": EVIL, "share": 0.4}
+            | {"gain": {"value": 0.01, "low": 0.001, "high": 0.02}}
         ],
-        "strategies": {
-            "alone": {"values": {"auc": 0.9}, "gain": {"value": 0.0, "low": 0.0, "high": 0.0}},
-            "helpers": {"values": {"auc": 0.91}, "gain": {"value": 0.01, "low": 0.001, "high": 0.02}},
-        },
-        "delivered": {"strategy": "helpers", "l2": 0.01, "weights": {"north.csv": 0.4, "(the target)": 0.6}},
+        "alone": {"choice": "linear", "values": {"linear": {"auc": 0.9}}},
+        "delivered": {"values": {"auc": 0.91}, "shares": {"north.csv": 0.4, "you": 0.6}},
         "notes": ["north.csv: 2 rows were removed"],
     }
     for path, data in (("preprocess.json", about), ("summary.json", summary), ("../advice.json", advice)):
@@ -63,7 +60,7 @@ def test_the_card_holds_what_the_folder_holds(model: Path) -> None:
     assert paths == [model / "model-card.md", model / "model-card.json"]
     facts = json.loads(paths[1].read_text(encoding="utf-8"))
     assert facts["written"] == "2026-01-02"
-    assert facts["weights"] == {"north.csv": 0.4, "(the target)": 0.6}
+    assert facts["weights"] == {"north.csv": 0.4, "you": 0.6}
     assert facts["data"]["rows"] == {"north.csv": 80, "own rows": 60}
     assert facts["data"]["often_missing"] == ["age", "city"]
     assert facts["data"]["classes"] == {"ill": 30, "well": 70}
