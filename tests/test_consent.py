@@ -105,8 +105,11 @@ def test_a_configuration_runs_nothing_that_it_names(
     given = folder if command == "resume" else folder / "config.toml"
     done = coterie(command, given)
     assert done.code == 2, done.err
-    assert f"problem.{setting} = 'trap:net' names code" in done.err
-    assert "--allow-code ./trap.py" in done.err
+    if command == "advise":  # which has models of its own
+        assert f"problem.{setting} = 'trap:net'" in done.err
+    else:
+        assert f"problem.{setting} = 'trap:net' names code" in done.err
+        assert "--allow-code ./trap.py" in done.err
     assert not trap[1].exists()
 
 

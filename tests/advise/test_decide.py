@@ -8,13 +8,14 @@ import pytest
 from planted import message, rows
 
 from coterie.advise import crossfit, decide
+from coterie.advise.copies import OwnLines
 from coterie.advise.crossfit import Rows, cross_fitted, rescaled
-from coterie.advise.decide import Decision, Evidence, honest_loss, is_copy
+from coterie.advise.decide import Decision, Evidence
 from coterie.advise.paired import paired
 from coterie.advise.scores import chosen
 from coterie.ensemble.goal import Goal
 from coterie.ensemble.message import dealt, message_of
-from coterie.ensemble.models import Model, fit_linear, fit_trees
+from coterie.ensemble.models import Linear, Model, fit_linear, fit_trees
 from coterie.ensemble.stack import Stack, write_stack
 
 Partners = list[tuple[str, tuple[Model, ...]]]
@@ -253,15 +254,19 @@ def test_the_answer_follows_the_honest_gain(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("goal", "world"), KINDS)
-def test_trees_that_know_my_rows_are_a_copy_and_a_friends_are_not(
-    goal: Goal, world: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()  # with all trees
+def test_copies_of_my_rows_are_found_whatever_was_shaken(goal: Goal, world: dict[str, Any]) -> None:
     x, y = rows(150, 1, **world)
-    honest = honest_loss(goal, x, y)
-    assert is_copy(goal, message_of(x, y, goal, 3), x, y, honest)
-    assert not is_copy(goal, message_of(*rows(150, 3, **world), goal, 3), x, y, honest)
-    assert not is_copy(goal, message_of(*rows(150, 3, "shuffled", **world), goal, 3), x, y, honest)
+    lines = OwnLines.of(goal, x, y)
+
+    def line(x: np.ndarray, y: np.ndarray) -> Linear:
+        return message_of(x, y, goal, 20).linear
+
+    assert lines.are(goal, line(x, y), x)
+    shaken = x + 0.01 * np.random.default_rng(0).normal(size=x.shape) * np.nanstd(x, axis=0)
+    assert lines.are(goal, line(shaken, y), x)
+    assert not lines.are(goal, line(*rows(150, 3, **world)), x)
+    assert not lines.are(goal, line(*rows(3000, 3, **world)), x)
+    assert not lines.are(goal, line(*rows(150, 3, "shuffled", **world)), x)
 
 
 def test_many_own_rows_judge_in_part_and_all_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_reasons_say_what_was_found() -> None:
         "column 'dose' seems to have another unit; undone, its fit to your rows goes from 1.2 to 6.0 standard "
         "deviations above chance; it has no share of the model"
     )
-    assert "40%" in reason(entry("helps", share=0.4))
+    assert "40 % of the delivered model" in reason(entry("helps", share=0.4))
     assert "nothing" in reason(entry("nothing"))
 
 

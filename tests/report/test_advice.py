@@ -102,7 +102,7 @@ def test_the_answer_comes_first_with_its_number_and_interval() -> None:
     assert made(alone=True)["headline"] == (
         "No: use your own model (R² 0.250); no partner's models tell more about your rows than yours do."
     )
-    assert "were predicted worse" in made(alone=True, vetoed=True)["headline"]
+    assert "not predicted clearly better" in made(alone=True, vetoed=True)["headline"]
 
 
 def test_the_next_step_is_one_sentence_that_fits_the_answer() -> None:

@@ -14,7 +14,8 @@ import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from coterie import machine
-from coterie.advise.decide import FOLDS, MOST_ROWS, Decision, Judged, decide, honest_loss, is_copy
+from coterie.advise.copies import OwnLines
+from coterie.advise.decide import FOLDS, Decision, Judged, decide
 from coterie.advise.differs import Difference, confirmed, differences
 from coterie.advise.paired import NOTHING, Interval
 from coterie.advise.scores import EXPLAINED, Score, chosen, few_events, scarce, scores_for
@@ -289,13 +290,13 @@ def _examined(mine: Mine, partners: Sequence[Partner]) -> list[_Found]:
     """Copies, what differs, and the models that take part."""
     numeric = [column.name for column in mine.prepared.numeric]
     own, found = summary_of(mine.inputs, mine.labels), list[_Found]()
-    honest = honest_loss(mine.goal, mine.inputs[:MOST_ROWS], mine.labels[:MOST_ROWS])
+    lines = OwnLines.of(mine.goal, mine.inputs, mine.labels)
     for partner in partners:
         sent = partner.message
         if sent is None:
             found.append(_Found(partner))
             continue
-        if is_copy(mine.goal, sent, mine.inputs, mine.labels, honest):
+        if lines.are(mine.goal, sent.linear, mine.inputs):
             found.append(_Found(partner, copy=True))
             continue
         words = mine.prepared.classes, mine.prepared.form.label

@@ -21,16 +21,15 @@ from coterie.advise.crossfit import CrossFit, Fit, Rows, cross_fitted, rescaled
 from coterie.advise.paired import NOTHING, Paired, paired
 from coterie.advise.scores import Score
 from coterie.ensemble.goal import Goal
-from coterie.ensemble.message import Message, dealt
-from coterie.ensemble.models import Model, chosen_penalty, fit_linear, fit_trees, held_out
+from coterie.ensemble.message import dealt
+from coterie.ensemble.models import Model, chosen_penalty, fit_linear, fit_trees
 from coterie.ensemble.stack import TOGETHER, Member, Stack, mean_columns
-from coterie.ensemble.weights import admitted, permutation_z, recalibrated, weights_of
+from coterie.ensemble.weights import admitted, recalibrated, weights_of
 
 FOLDS, HALVES = 5, 2
 MOST_ROWS = 8192  # of one's own that judge; all of them fit the models that are delivered
 FEWEST_DEALINGS, MOST_DEALINGS = 2, 6  # of rows to folds
 CLEAR = 2.0  # standard errors of the dealings between the gain and what decides; below, folds are dealt again
-COPY_LOSS, COPY_Z = 0.35, -3.0
 SURE = 0.95
 SMALL_WEIGHT = 0.01
 MODELS = ("linear", "trees")  # of everybody; further ones are called by their number
@@ -74,37 +73,6 @@ class Decision(NamedTuple):
     rows: np.ndarray
     dealings: int
     vetoed: bool
-
-
-def honest_loss(goal: Goal, inputs: np.ndarray, labels: np.ndarray) -> float:
-    """The held-out loss of trees on my rows: what models reach that have not seen the rows that they are judged on. Of
-    times it is 0: without trees, nobody can be shown to know single rows.
-
-    Args:
-        goal: the kind of the label.
-        inputs: my rows.
-        labels: mine.
-    """
-    if goal.edges:
-        return 0.0
-    found = held_out(inputs, labels, goal, dealt(labels, FOLDS, 0), partial(fit_trees, goal=goal))
-    return float(goal.losses(goal.distribution(found), labels).mean())
-
-
-def is_copy(goal: Goal, message: Message, inputs: np.ndarray, labels: np.ndarray, honest: float) -> bool:
-    """Whether a partner's trees know my rows: their loss here is far below what they, and mine, have on rows not seen.
-
-    Args:
-        goal: the kind of the label.
-        message: the partner's.
-        inputs: my rows.
-        labels: mine.
-        honest: the held-out loss of my trees.
-    """
-    found = goal.distribution(message.models(goal)[-1].scores(inputs, goal))
-    z = permutation_z(goal, found, labels, np.ones((1, len(labels)), dtype=bool))[0]
-    most = COPY_LOSS * min(message.held_out, honest)
-    return bool(goal.losses(found, labels).mean() < most and z < COPY_Z)
 
 
 @dataclass(frozen=True)

@@ -136,10 +136,12 @@ def _unit(name: str, mine: np.ndarray, theirs: np.ndarray, low: float, high: flo
     if not (outside or wider):
         return None
     ratio, offset = float(mine @ theirs / (theirs @ theirs)), 0.0
-    if np.abs(ratio * theirs - mine).max() > FIT * spread:
-        ratio, offset = map(float, np.polyfit(theirs, mine, 1))
-        if ratio <= 0 or not outside or np.abs(ratio * theirs + offset - mine).max() > FIT * spread:
-            return None
+    slope, start = map(float, np.polyfit(theirs, mine, 1))
+    plain, shifted = (float(np.abs(a * theirs + b - mine).max()) for a, b in ((ratio, 0.0), (slope, start)))
+    if outside and slope > 0 and (plain > FIT * spread or (shifted < plain and near_factors(slope, start))):
+        ratio, offset, plain = slope, start, shifted
+    if plain > FIT * spread:
+        return None
     return Difference("unit", name, ratio, offset, text=_unit_text(name, ratio, offset))
 
 

@@ -127,7 +127,11 @@ def _newton(logits: np.ndarray, labels: np.ndarray, masks: np.ndarray) -> tuple[
         second -= np.einsum("bn,bnd,bne->bde", weight, mean, mean, optimize=True)
         step = np.linalg.solve(second + PRIOR * np.eye(C), gradient[..., None])[..., 0]
         theta -= step * np.minimum(1.0, 4.0 / np.maximum(LEAST, np.abs(step).max(1)))[:, None]
-    return np.hstack([np.zeros((len(masks), 1)), theta[:, :-1]]), np.maximum(0.0, theta[:, -1])
+    levels = np.hstack([np.zeros((len(masks), 1)), theta[:, :-1]])
+    against = theta[:, -1] < 0.0
+    if against.any():  # the best level without the scores
+        levels[against] = _newton(np.zeros_like(logits), labels, masks)[0][against]
+    return levels, np.maximum(0.0, theta[:, -1])
 
 
 def _newton_of_hazards(scores: np.ndarray, happened: np.ndarray, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
