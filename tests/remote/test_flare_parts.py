@@ -1,5 +1,6 @@
 """What stands between FLARE and a node, without FLARE: the transport, and the compute process of a site."""
 
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from networks import nodes
 from test_engine import DRAW, NAMES, engine_of, kinds, node, total
 from test_methods import EVERY, config_of
 
+from coterie.engines.nvflare import transport as transports
 from coterie.engines.nvflare.compute import Compute, Lost, opened, sealed
 from coterie.engines.nvflare.project import new
 from coterie.engines.nvflare.transport import LOST, FlareTransport
@@ -21,7 +23,7 @@ from coterie.experiment.build import assemble, build_problem_and_method, node_of
 from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
-from coterie.federation.remote import Address, Node, Policy, Store
+from coterie.federation.remote import Address, Node, Policy, Store, Trouble
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Order
 
@@ -118,6 +120,41 @@ def test_silence_and_errors_are_told_apart() -> None:
     assert fed.gather(total, draw=DRAW).ids.tolist() == [0, 1]
     (event,) = fed.book.drain()
     assert (event["event"], event["reason"]) == ("client error", "ValueError: no such file")
+
+
+class Late(Said):
+    """A reply that comes when FLARE was looked at so many times."""
+
+    def __init__(self, site: str, reply: bytes, looks: float) -> None:
+        super().__init__(site, reply)
+        self.looks = looks
+
+    def __len__(self) -> int:
+        self.looks -= 1
+        return int(self.looks < 0)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_site_that_is_gone_is_not_waited_for_and_one_that_works_is(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "PROBE", 0.01)
+    probes: list[bytes] = []
+
+    def call(site: str, order: bytes, timeout: float) -> Said:
+        if order:
+            return Late(site, b"done", 60 if there else math.inf)
+        probes.append(order)
+        busy = None if len(probes) > 1 else ("TimeoutError", "timed out")
+        return Said(site, order, failure=busy if there else ("str", "no path to the site"))
+
+    transport = FlareTransport(call, {"site-0": 0}, lambda: False)
+    (answer,) = transport.exchange({"site-0": b"work"}, ["site-0"], 60.0)
+    assert len(probes) > there
+    assert answer == (
+        "site-0",
+        b"done" if there else Trouble("lost", "the site cannot be reached (no path to the site)"),
+    )
 
 
 def test_an_aborted_job_ends_the_run_with_what_to_do() -> None:
