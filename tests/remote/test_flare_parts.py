@@ -24,6 +24,7 @@ from coterie.experiment.config import Config, load
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
 from coterie.federation.remote import Address, Node, Policy, Store, Trouble
+from coterie.federation.remote import engine as engines
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Order
 
@@ -120,6 +121,20 @@ def test_silence_and_errors_are_told_apart() -> None:
     assert fed.gather(total, draw=DRAW).ids.tolist() == [0, 1]
     (event,) = fed.book.drain()
     assert (event["event"], event["reason"]) == ("client error", "ValueError: no such file")
+
+
+def test_nobody_waits_for_a_site_that_is_not_in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        assert len(looks) < 100
+
+    monkeypatch.setattr(engines, "sleep", look)
+    transport = transport_to({f"site-{k}": node(k) for k in (0, 2)})
+    engine = engine_of(transport, 3, policy=Policy(timeout=0.1, patience=600.0))
+    engine.connect()
+    assert engine.present == [0, 2]
 
 
 class Late(Said):

@@ -41,6 +41,8 @@ class FlareTransport:
         own_rows: whether sites bring rows of their own, whose numbers the server does not know.
     """
 
+    fixed = True  # FLARE admits no site to a job that has begun
+
     def __init__(
         self, call: Call, clients: Mapping[str, int | None], aborted: Callable[[], bool], *, own_rows: bool = False
     ) -> None:

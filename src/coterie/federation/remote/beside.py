@@ -21,6 +21,7 @@ class Beside:
 
     def __init__(self, inner: Transport, node: Node) -> None:
         self.inner, self.node = inner, node
+        self.fixed = getattr(inner, "fixed", False)
 
     def nodes(self) -> Mapping[Address, int | None]:
         """The others, and this one, which is known for certain."""

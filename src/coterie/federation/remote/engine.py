@@ -119,8 +119,12 @@ class RemoteEngine:
         return self.roster.present
 
     def connect(self) -> None:
-        """Wait until all clients have declared themselves; continue without the late ones if enough are there."""
-        self._wait(lambda: len(self.present) == self.clients)
+        """Wait until all clients have declared themselves; continue without the late ones if enough are there.
+
+        A transport whose nodes are settled (`fixed`) admits no others later: nobody waits for them.
+        """
+        fixed = getattr(self.transport, "fixed", False)
+        self._wait(lambda: len(self.present) == (len(self.transport.nodes()) if fixed else self.clients))
         here = len(self.present)
         if here < min(self.policy.quorum, self.clients):
             refused = "".join(f" {note.reason}." for note in self.roster.notes[:3] if note.kind == "refused")
