@@ -98,7 +98,8 @@ def test_a_silent_site_does_not_end_the_handshake(study: Any) -> None:
     link.stuck = {"north"}
     agreement = coordinator.agreed(found, said.append)
     assert [site.name for site in agreement.sites] == ["east", "south"]
-    assert any(line.startswith("north: connected, but silent") for line in said)
+    assert agreement.left_out == {"north": "it is connected, but silent"}
+    assert "  north takes no part: it is connected, but silent" in said
     link.stuck = set(link.homes)
     with pytest.raises(RunError, match=r"start `coterie site join` there again. Ask again with: coterie study status"):
         coordinator.agreed(found, said.append)

@@ -65,7 +65,14 @@ def handshake(study: Path, homes: dict[str, Home], monkeypatch: pytest.MonkeyPat
     settings = json.loads((home.folder / "site.json").read_text())
     (home.folder / "site.json").write_text(json.dumps({**settings, "policy": str(policy)}))
     monkeypatch.setenv(HOME, str(home.folder))
-    job = {"study": str(study), "stage": "agree", "timeout": 5.0, "patience": 0.2, "sites": list(found.sites)}
+    job = {
+        "study": str(study),
+        "stage": "agree",
+        "timeout": 5.0,
+        "patience": 0.2,
+        "sites": list(found.sites),
+        "absent": {},
+    }
     network = InProcess(nodes(homes, for_sites(found, "agree", found.sites)))
     return Agreement.read(study, perform(job, lambda sites: network)["agreement"])
 

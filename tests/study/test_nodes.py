@@ -73,7 +73,14 @@ def training_plan(study: Study, config: Config) -> Plan:
 
 def agreed(study: Study, homes: Mapping[str, Home], **settings: Any) -> tuple[Config, Recorded]:
     network = Recorded(nodes(homes, for_sites(study, "agree", study.sites)))
-    job = {"study": str(study.folder), "stage": "agree", "timeout": 5.0, "patience": 0.2, "sites": list(study.sites)}
+    job = {
+        "study": str(study.folder),
+        "stage": "agree",
+        "timeout": 5.0,
+        "patience": 0.2,
+        "sites": list(study.sites),
+        "absent": {},
+    }
     digest = perform(job, lambda sites: network)["agreement"]
     flags: dict[str, Any] = {"run.rounds": 2, "run.threads": 1, "run.problem": "study", "run.engine": "nvflare"}
     flags |= {"problem.folder": str(study.folder), "problem.agreement": digest, "federation.patience": 0.2}

@@ -23,8 +23,8 @@ from coterie.experiment.build import build_problem_and_method
 from coterie.experiment.config import Config
 from coterie.experiment.records import check
 from coterie.experiment.run import Watch
+from coterie.problems.sites.agreement import ABSENT, Agreement
 from coterie.problems.sites.agreement import FOLDER as AGREEMENTS
-from coterie.problems.sites.agreement import Agreement
 from coterie.problems.sites.folder import FILE, Study
 from coterie.problems.sites.terms import Terms
 from coterie.storage import write_json
@@ -234,14 +234,15 @@ def connected(study: Study, log: Log) -> list[str]:
 def agreed(study: Study, log: Log) -> Agreement:
     """Ask the sites that are connected for scales and categories; what they agree on."""
     sites = connected(study, log)
+    absent = {site: ABSENT for site in study.sites if site not in sites}
     log(f"{study.name}: asking the sites for scales and categories")
     try:
-        result = _agreed(study, sites, log)
+        result = _agreed(study, sites, absent, log)
     except Silent as error:
         if not (sites := [site for site in sites if site not in error.sites]):
             raise
         log(f"{', '.join(error.sites)}: connected, but silent; asking the others again")
-        result = _agreed(study, sites, log)
+        result = _agreed(study, sites, absent | dict.fromkeys(error.sites, "it is connected, but silent"), log)
     for site in result["sites"]:
         log(f"  {site['name']}: {site['rows']} rows")
     for name, reason in result["left_out"].items():
@@ -249,10 +250,12 @@ def agreed(study: Study, log: Log) -> Agreement:
     return Agreement.read(study.folder, result["agreement"])
 
 
-def _agreed(study: Study, sites: Sequence[str], log: Log) -> dict[str, Any]:
-    job = {"study": str(study.folder.resolve()), "stage": "agree", "timeout": 120.0, "patience": PATIENCE}
+def _agreed(study: Study, sites: Sequence[str], absent: Mapping[str, str], log: Log) -> dict[str, Any]:
+    job: dict[str, Any] = {"study": str(study.folder.resolve()), "stage": "agree"}
+    job |= {"timeout": 120.0, "patience": PATIENCE}
     again = f"Ask again with: coterie study status {study.folder} --ask."
-    return _done(study, {**job, "sites": list(sites)}, for_sites(study, "agree", sites), study.folder, log, again)
+    job |= {"sites": list(sites), "absent": dict(absent)}
+    return _done(study, job, for_sites(study, "agree", sites), study.folder, log, again)
 
 
 def _begun(config: Config, study: Study, log: Log) -> Config:

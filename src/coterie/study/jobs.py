@@ -23,7 +23,7 @@ from coterie.experiment.config import Config
 from coterie.federation import Federation, Stack
 from coterie.federation.remote import Address, Beside, Message, Policy, RemoteEngine, Transport, Trouble
 from coterie.numerics import Draw
-from coterie.problems.sites.agreement import ABSENT, Agreement, agree
+from coterie.problems.sites.agreement import Agreement, agree
 from coterie.problems.sites.folder import Study
 from coterie.problems.sites.holding import Plan, receive
 from coterie.problems.sites.terms import own_tables
@@ -92,8 +92,8 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
     """Do a job in the server process of an engine; its result.
 
     Args:
-        job: the folder of the study and the stage; for agree the sites and how long to wait; for train configuration
-            and folders.
+        job: the folder of the study and the stage; for agree the sites, why others are left out, and how long to
+            wait; for train configuration and folders.
         transport_to: reaches the sites.
     """
     study = Study.read(job["study"])
@@ -104,8 +104,7 @@ def perform(job: Mapping[str, Any], transport_to: TransportTo) -> dict[str, Any]
         known = json.loads(members.read_text(encoding="utf-8")) if members.is_file() else {}
         timed = Timed(transport_to(job["sites"]))
         agreement = agree(timed, study.terms, job["sites"], own, waiting, known=known)
-        absent = dict.fromkeys([site for site in study.sites if site not in job["sites"]], ABSENT)
-        agreement = replace(agreement, seconds=timed.typical, left_out={**agreement.left_out, **absent})
+        agreement = replace(agreement, seconds=timed.typical, left_out={**agreement.left_out, **job["absent"]})
         agreement.write(study.folder)
         write_json(members, {**known, **{site.name: site.instance for site in agreement.sites}})
         sites = [site._asdict() for site in agreement.sites]
