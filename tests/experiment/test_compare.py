@@ -19,6 +19,7 @@ from coterie.experiment.config import load
 from coterie.experiment.loop import run_rounds
 from coterie.experiment.processes import Job, rounds_done, run_all
 from coterie.experiment.run import resume, run
+from coterie.measures import named
 
 Command = Callable[..., Any]
 
@@ -67,7 +68,8 @@ def test_where_one_method_serves_everyone_all_do() -> None:
 def done(
     method: str, seed: int, value: float, outcome: str = "finished", moved: int = 10
 ) -> tuple[Case, dict[str, Any]]:
-    summary = {"outcome": outcome, "final": {"test_accuracy": value}, "rounds": 5, "seconds": 1.0, "message": ""}
+    summary: dict[str, Any] = {"outcome": outcome, "rounds": 5, "seconds": 1.0, "message": ""}
+    summary |= {"final": {"test_accuracy": value}, "measures": [named("test_accuracy").as_dict()]}
     return Case(method, seed, base()), {**summary, "communication": {"bytes_up": moved, "bytes_down": moved}}
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from coterie.errors import RunError, UsageError
 from coterie.experiment.config import load
 from coterie.experiment.tune import Trial, _best, combinations, tune
+from coterie.measures import named
 from coterie.report.terminal import show_grid
 
 Command = Callable[..., Any]
@@ -44,7 +45,8 @@ def test_the_table_has_the_best_first_and_what_was_not_finite_last() -> None:
         for i, loss, outcome in ((0, None, "diverged"), (1, 2.0, "finished"), (2, 1.0, "finished"))
     ]
     console = Console(file=io.StringIO(), width=100)
-    result = {"measure": "validation_loss", "best": {"settings": {"method.step": 2}}, "trials": trials}
+    best = {"settings": {"method.step": 2}}
+    result = {"declared": named("validation_loss").as_dict(), "best": best, "trials": trials}
     show_grid(console, result, "runs/tuned")
     lines = console.file.getvalue().splitlines()[1:4]  # type: ignore[attr-defined]
     assert [line.split()[0] for line in lines] == ["2", "1", "0"]

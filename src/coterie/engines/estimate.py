@@ -1,17 +1,14 @@
 """How long a run on a network will take, as its reader is told before it starts."""
 
-from coterie.experiment.build import assemble
+from coterie.experiment.build import build_problem_and_method
 from coterie.experiment.config import Config
-from coterie.numerics import Draw
+from coterie.experiment.rehearsal import rehearsed
 
 
 def exchanges_of(config: Config) -> int:
-    """Exchanges per round, counted on one round in this process."""
-    parts = assemble(config.with_run(engine="local", baselines=[]))
-    draw = Draw.of(config.run.seed, device=parts.fed.sizes.device).round(0)
-    before = parts.fed.ledger.total.rounds  # what preparing the rows took
-    parts.method.round(parts.fed.begin(1, draw), parts.method.init(parts.problem, parts.fed.n), draw)
-    return parts.fed.ledger.total.rounds - before
+    """Exchanges per round, as a rehearsal without clients asks for them."""
+    problem, method = build_problem_and_method(config.with_run(engine="local", baselines=[]))
+    return rehearsed(method, problem, config.federation).exchanges
 
 
 def time_text(seconds: float) -> str:

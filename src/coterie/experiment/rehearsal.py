@@ -1,4 +1,4 @@
-"""What a run will show to whom, told before it starts."""
+"""What a run will show to whom, and how many exchanges its rounds need, told before it starts."""
 
 from typing import NamedTuple
 
@@ -27,14 +27,15 @@ COMPARING = {
 
 
 class Prospect(NamedTuple):
-    """What will be seen, and why the rehearsal ended early ("" where it did not)."""
+    """What will be seen, the exchanges of a round, and why the rehearsal ended early ("" where it did not)."""
 
     seen: Account
+    exchanges: int
     cut: str = ""
 
 
 def rehearsed(method: Method, problem: Problem, table: FederationTable) -> Prospect:
-    """What the first rounds of a method will show to whom; no client is asked.
+    """What the first rounds of a method will ask for and show to whom; no client is asked.
 
     Args:
         method: the method.
@@ -43,6 +44,7 @@ def rehearsed(method: Method, problem: Problem, table: FederationTable) -> Prosp
     """
     engine = Rehearsal(Expectations(problem.task, problem.train, problem.valid, problem.target), problem.train)
     trial = Federation.on(engine, book=Book(exposure=Counting()), target=table.target, secure=secure_of(table))
+    cut, t = "", 0
     try:
         state = method.init(problem, trial.n)
         for t in range(ROUNDS):
@@ -55,8 +57,8 @@ def rehearsed(method: Method, problem: Problem, table: FederationTable) -> Prosp
     except Refusal as error:
         raise UsageError(f"{method.name} cannot be run so: {error}") from None
     except (CoterieError, ArithmeticError, RuntimeError, ValueError) as error:  # replies without any meaning
-        return Prospect(trial.ledger.seen, str(error).split("\n")[0][:200])
-    return Prospect(trial.ledger.seen)
+        cut = str(error).split("\n")[0][:200]
+    return Prospect(trial.ledger.seen, -(-trial.ledger.total.rounds // (t + 1)), cut)
 
 
 def _instead(name: str) -> str:
