@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import json
 import os
 import resource
 import subprocess
@@ -19,7 +18,7 @@ from coterie.consent import allowing
 from coterie.errors import UsageError
 from coterie.federation.ledger import Entry
 from coterie.problems import Context
-from coterie.problems.files import files, load_files, tables
+from coterie.problems.files import files, tables
 from coterie.problems.files.prepare import Moments
 from coterie.problems.files.problem import shuffled
 
@@ -344,15 +343,6 @@ def test_the_unit_of_the_peak_is_what_the_test_above_takes_it_for() -> None:
 def test_files_are_needed() -> None:
     with pytest.raises(UsageError, match=r"problem\.clients='sites/\*\.csv'.*coterie data example"):
         files(Context())
-
-
-def test_orders_are_laid_out_twice_in_a_row(folder: Path) -> None:
-    data = load_files(Context(), clients=f"{folder}/sites/*.csv", target=f"{folder}/mine.csv", orders=2)
-    n = data.target_rows
-    for order in range(2):
-        once, again = (data.rows(data.span(order, start, n)).all() for start in (0, 7))
-        torch.testing.assert_close(once.inputs.roll(-7, 0), again.inputs)
-    json.dumps(data.preparation.as_dict())
 
 
 def test_a_gzipped_table_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from coterie.errors import UsageError
 from coterie.experiment import config as configuration
 from coterie.experiment.predict import predict
 from coterie.federation import Batch
-from coterie.numerics.lbfgs import minimise
 from coterie.problems import Context
 from coterie.problems.files import load_files
 from coterie.problems.files.problem import checked_tables
@@ -137,12 +136,10 @@ def test_the_slope_is_found_again() -> None:
     loss = Supervised.of(FlatModel(torch.nn.Linear(4, 1, bias=False)), "hazard")
     batch = Batch((inputs, labels))
 
-    def evaluate(x: torch.Tensor, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        value, slope = loss.loss_and_gradient(x[0], batch)
-        return value[None], slope[None]
-
-    theta = minimise(evaluate, torch.zeros(1, 4, dtype=torch.float64), evaluations=60, tolerance=1e-6).x
-    assert theta[0, :3].tolist() == pytest.approx([0.5, 0.0, 0.0], abs=0.08)
+    theta = torch.zeros(4, dtype=torch.float64)
+    for _ in range(300):
+        theta = theta - loss.loss_and_gradient(theta, batch)[1]
+    assert theta[:3].tolist() == pytest.approx([0.5, 0.0, 0.0], abs=0.08)
 
 
 def save(path: Path, n: int, seed: int, slope: float = 1.5, **changed: Any) -> None:

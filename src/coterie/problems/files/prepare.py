@@ -468,14 +468,14 @@ def dictionaries(holders: Iterable[Holder]) -> Stack:
 def transformed(
     tables: Tables,
     prepared: Preparation,
-    orders: Callable[[Tensor], list[Tensor]],
+    order: Callable[[Tensor], Tensor],
     *,
     folder: str | None = None,
     by_centre: bool = False,
-) -> tuple[Tensor, Tensor, list[int], tuple[Holder, ...]]:
-    """Everybody's inputs and labels: the clients' rows, then the target's in some orders, and where those begin.
+) -> tuple[Tensor, Tensor, int, tuple[Holder, ...]]:
+    """Everybody's inputs and labels: the clients' rows, then the target's in an order, and where those begin.
 
-    orders makes them of the target's labels. Rows are changed a block at a time. The holders that are returned count
+    order is made of the target's labels. Rows are changed a block at a time. The holders that are returned count
     the rows that are used: those of a class that the preparation does not know are not. With by_centre, every client
     scales its columns of numbers by its own mean and deviation.
     """
@@ -491,12 +491,10 @@ def transformed(
             labels.append(y)
         used.append(replace(tables.holders[k], rows=inputs.rows - before))
     own = model_rows(tables, prepared, target)
-    begins = []
-    for order in orders(torch.from_numpy(own[1])):
-        begins.append(inputs.rows)
-        inputs.append(own[0][order.numpy()])
-        labels.append(own[1][order.numpy()])
-    return inputs.tensor(), labels.tensor(), begins, (*used, tables.holders[target])
+    begin, taken = inputs.rows, order(torch.from_numpy(own[1])).numpy()
+    inputs.append(own[0][taken])
+    labels.append(own[1][taken])
+    return inputs.tensor(), labels.tensor(), begin, (*used, replace(tables.holders[target], rows=len(taken)))
 
 
 def model_rows(tables: Tables, prepared: Preparation, k: int) -> tuple[np.ndarray, np.ndarray]:

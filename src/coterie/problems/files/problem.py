@@ -7,7 +7,7 @@ that judge the weights, and rows for the test (`test`). Alone, the target learns
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -35,31 +35,20 @@ ME = "(the target)"
 UNCOMPARED = "under [privacy] no file is compared with yours: other units, codings and copies were not looked for"
 
 
-class Span(NamedTuple):
-    """Rows that lie one after the other: where they begin and how many they are."""
-
-    begin: int
-    length: int
-
-    def of(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """These rows, as views."""
-        return tuple(column[self.begin : self.begin + self.length] for column in columns)
+Columns = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class PreparedFiles:
-    """All files read and prepared: the clients' rows, then the target's in some random orders, in common columns.
-
-    Every order is laid out twice in a row, so that any stretch of its circle is one span; `orders` are rows' numbers.
-    """
+    """All files read and prepared, in common columns: the clients' rows, and the target's in random order from row
+    `begin` on."""
 
     context: Context
     holders: tuple[Holder, ...]
     preparation: Preparation
     spent: Ledger
     columns: tuple[Tensor, Tensor]
-    begins: list[int]
-    orders: list[Tensor]
+    begin: int
     model: FlatModel
     model_settings: dict[str, Any]
     loss: RowLoss
@@ -84,34 +73,31 @@ class PreparedFiles:
         counts = torch.tensor([holder.rows for holder in self.holders[:-1]])
         return Stack(self.columns, counts.cumsum(0) - counts, counts)
 
-    def span(self, order: int, start: int, length: int) -> Span:
-        """So many rows of the target from position start of an order's circle."""
-        return Span(self.begins[order] + start % self.target_rows, length)
+    def _target_parts(self, own: float, test: float) -> tuple[Columns, ...]:
+        """The target's rows for training, validation and test, as views."""
+        end = self.begin + self.target_rows
+        return _cut(tuple(column[self.begin : end] for column in self.columns), divided(self.target_rows, own, test))
 
-    def problem(self, own: Span, valid: Span, test: Span | None) -> Weighting:
-        """The weighting problem with these of the target's rows for training, for the weights and for the test.
-
-        Alone, the target may learn from own and valid, which must lie one after the other.
-        """
-        stack = self.stack
-        names = self.partners
-        if own.length:
-            offsets = torch.cat([stack.offsets, torch.tensor([own.begin])])
-            stack = Stack(self.columns, offsets, torch.cat([stack.counts, torch.tensor([own.length])]))
+    def split(self, own: float, test: float) -> Weighting:
+        """The weighting problem with these shares of the target's rows for training and for the test."""
+        mine, valid, tested = self._target_parts(own, test)
+        stack, names, length = self.stack, self.partners, len(mine[-1])
+        if length:
+            offsets = torch.cat([stack.offsets, torch.tensor([self.begin])])
+            stack = Stack(self.columns, offsets, torch.cat([stack.counts, torch.tensor([length])]))
             names = (*names, ME)
         plain = weighting(
             stack,
-            valid.of(self.columns),
+            valid,
             self.model,
             name_of_loss(self.loss, self.preparation),
-            test=None if test is None or not test.length else test.of(self.columns),
+            test=tested if len(tested[-1]) else None,
             l2=self.l2,
             dtype=self.context.dtype,
             device=self.context.device,
         )
-        alone = Span(own.begin, own.length + valid.length) if own.length else valid
-        mine = Stack(plain.train.columns, torch.tensor([alone.begin]), torch.tensor([alone.length])).client(0)
-        return self._complete(plain, mine, names)
+        most = torch.tensor([length + len(valid[-1])])  # alone, the target learns from all but the test rows
+        return self._complete(plain, Stack(plain.train.columns, torch.tensor([self.begin]), most).client(0), names)
 
     def _complete(self, plain: Weighting, mine: Rows, names: tuple[str, ...]) -> Weighting:
         """The problem with what the files add: weighed classes, the target's rows, names, notes and artifacts."""
@@ -134,11 +120,6 @@ class PreparedFiles:
             released=released,
         )
 
-    def split(self, own: float, test: float) -> Weighting:
-        """The weighting problem with these shares of the target's rows for training and for the test."""
-        mine, held, tested = divided(self.target_rows, own, test)
-        return self.problem(self.span(0, 0, mine), self.span(0, mine, held), self.span(0, mine + held, tested))
-
     @property
     def own_name(self) -> str:
         """The target's name among the clients, where every client is a target."""
@@ -157,10 +138,10 @@ class PreparedFiles:
         draw, stack = Draw.of(self.context.seed).phase("files"), self.stack
         shards = []
         for k in range(len(stack)):
-            held = Span(int(stack.offsets[k]), int(stack.counts[k])).of(self.columns)
+            rows = slice(int(stack.offsets[k]), int(stack.offsets[k] + stack.counts[k]))
+            held = tuple(column[rows] for column in self.columns)
             shards.append(in_parts(held, own, test, draw, k, bool(self.preparation.classes)))
-        n = self.target_rows
-        shards.append(_cut(self.span(0, 0, n).of(self.columns), divided(n, own, test)))
+        shards.append(self._target_parts(own, test))
         train, valid, tests = (list(part) for part in zip(*shards, strict=True))
         plain = weighting(
             train,
@@ -175,13 +156,6 @@ class PreparedFiles:
             device=self.context.device,
         )
         return self._complete(plain, plain.train.client(len(stack)), (*self.partners, self.own_name))
-
-    def rows(self, span: Span) -> Rows:
-        """Some of the target's rows."""
-        return Stack(self.columns, torch.tensor([span.begin]), torch.tensor([span.length])).client(0)
-
-
-Columns = tuple[Tensor, ...]
 
 
 def divided(rows: int, own: float, test: float) -> tuple[int, int, int]:
@@ -329,7 +303,6 @@ def load_files(
     align_labels: bool | dict[str, str] | None = None,
     repair: bool = False,
     event: Name | None = None,
-    orders: int = 1,
 ) -> PreparedFiles:
     """Read and check the files, learn the preparation, lay out the rows, and make the model."""
     make, row_loss = network(model), named_loss(loss)  # before long files are read
@@ -364,15 +337,12 @@ def load_files(
         prepared = prepared._replace(baseline=baseline_of(tables), label_mean=0.0, label_deviation=1.0)
     if balance and not prepared.classes:
         raise UsageError("problem.balance weighs classes, and this label is a number; leave it out.")
-    draw = Draw.of(context.seed).phase("files")
+    draw = Draw.of(context.seed).phase("files").step(0)
 
-    circles: list[Tensor] = []
+    def order(labels: Tensor) -> Tensor:
+        return shuffled(labels, draw, bool(prepared.classes))
 
-    def twice(labels: Tensor) -> list[Tensor]:
-        circles.extend(shuffled(labels, draw.step(i), bool(prepared.classes)) for i in range(orders))
-        return [circle.repeat(2) for circle in circles]
-
-    inputs, labels, begins, holders = transformed(tables, prepared, twice, folder=cache, by_centre=scaling == "own")
+    inputs, labels, begin, holders = transformed(tables, prepared, order, folder=cache, by_centre=scaling == "own")
     if empty := [holder.name for holder in holders if not holder.rows]:
         raise UsageError(
             f"{', '.join(empty)} has no row of a declared class ({', '.join(map(repr, prepared.classes[:8]))}); "
@@ -388,8 +358,7 @@ def load_files(
         prepared,
         together(compared, spent),
         (inputs, labels),
-        begins,
-        circles,
+        begin,
         FlatModel(net),
         model_settings,
         row_loss,

@@ -200,10 +200,6 @@ class FlatModel:
         moved.start = self.start.to(device=device, dtype=dtype)
         return moved
 
-    def penalised(self) -> Tensor:
-        """1 for the entries of θ that a quadratic penalty should hold down, 0 for offsets and scales, [d]."""
-        return torch.cat([self.start.new_full((length,), float(len(shape) > 1)) for _, shape, length in self._layout])
-
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """The names of the trained parameters, in the order of θ: for most modules that of their layers."""

@@ -20,7 +20,7 @@ from coterie.errors import NoClients, RunError, UsageError
 from coterie.federation import Federation, Ledger, Shard
 from coterie.federation.remote import Policy, RemoteEngine, Transport
 from coterie.numerics import Draw
-from coterie.problems.files.prepare import Preparation, learnt_from
+from coterie.problems.files.prepare import learnt_from
 from coterie.problems.files.tables import Tables
 from coterie.problems.sites.holding import hello, raw_engine
 from coterie.problems.sites.terms import Terms
@@ -188,8 +188,3 @@ def _collect(engine: RemoteEngine, names: Sequence[str], left_out: dict[str, str
     for note in engine.roster.drained():
         if note.kind == "refused" and 0 <= note.client < len(names) and note.client not in engine.present:
             left_out[names[note.client]] = note.reason.removeprefix("a node was not let in: it says: ")
-
-
-def preparation_of(agreement: Agreement) -> Preparation:
-    """What was agreed, as the problem takes it."""
-    return Preparation.from_dict(agreement.preparation)

@@ -36,15 +36,13 @@ HOW = (
 
 @dataclass(frozen=True)
 class AtCoordinator(PreparedFiles):
-    """The coordinator's rows, prepared, and zeros for those of the sites, which are elsewhere."""
-
-    zeros: int = 0
+    """The coordinator's rows, prepared, and after them zeros for those of the sites, which are elsewhere."""
 
     @property
     def stack(self) -> Stack:
         """One part per site, of as many zeros as it has rows."""
         counts = torch.tensor([holder.rows for holder in self.holders[:-1]])
-        return Stack(self.columns, torch.full_like(counts, self.zeros), counts)
+        return Stack(self.columns, torch.full_like(counts, self.target_rows), counts)
 
     @property
     def own_name(self) -> str:
@@ -77,7 +75,6 @@ def load_study(
     loss: str = "auto",
     balance: bool = False,
     l2: float = 0.01,
-    orders: int = 1,
 ) -> AtCoordinator:
     """The coordinator's side of a study: its own rows with what was agreed, laid out as problem `files` lays them out.
 
@@ -89,7 +86,6 @@ def load_study(
         loss: auto, or a name.
         balance: weigh classes by their inverse frequency.
         l2: strength of the quadratic penalty.
-        orders: how many random orders of the coordinator's rows are laid out.
     """
     if agreement.terms != study.terms.digest:
         raise UsageError("the terms of the study have changed since its sites agreed; start a new run.")
@@ -101,30 +97,26 @@ def load_study(
     if balance and not prepared.classes:
         raise UsageError("problem.balance weighs classes, and this label is a number; leave it out.")
     inputs, labels = (torch.from_numpy(part) for part in model_rows(tables, prepared, 0))
-    draw = Draw.of(context.seed).phase("files")
-    circles = [shuffled(labels, draw.step(i), bool(prepared.classes)) for i in range(orders)]
-    taken = torch.cat([circle.repeat(2) for circle in circles])
+    taken = shuffled(labels, Draw.of(context.seed).phase("files").step(0), bool(prepared.classes))
     most = max(site.rows for site in agreement.sites)
 
     def laid_out(column: Tensor) -> Tensor:
         return torch.cat([column[taken], column.new_zeros(most, *column.shape[1:])])
 
-    own = tables.holders[0]
+    own = replace(tables.holders[0], rows=len(taken))
     return AtCoordinator(
         replace(context, statistics=None),  # those of the handshake were exact
         (*(Holder(site.name, Path(site.name), site.rows) for site in agreement.sites), own),
         prepared,
         agreement.ledger,
         (laid_out(inputs), laid_out(labels)),
-        [2 * i * own.rows for i in range(orders)],
-        circles,
+        0,
         FlatModel(make(prepared.shape, prepared.outputs, context.seed)),
         {"name": model, "shape": list(prepared.shape), "outputs": prepared.outputs},
         row_loss or LOSSES["cross_entropy" if prepared.classes else "squared"],
         l2,
         balance,
         tuple(f"{name} takes no part: {reason}" for name, reason in agreement.left_out.items()),
-        zeros=len(taken),
     )
 
 
