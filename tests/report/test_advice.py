@@ -125,11 +125,10 @@ def test_gains_are_not_broken_in_the_terminal(capsys: pytest.CaptureFixture[str]
     assert "+0.032 [+0.020, +0.044]" in capsys.readouterr().out
 
 
-def test_report_and_watch_take_an_advice_folder(coterie: Command, folder: Path) -> None:
-    for command in ("report", "watch"):
-        done = coterie(command, folder)
-        assert done.code == 0, done.err
-        assert f"{folder}/advice.html" in done.out
+def test_report_takes_an_advice_folder(coterie: Command, folder: Path) -> None:
+    done = coterie("report", folder)
+    assert done.code == 0, done.err
+    assert f"{folder}/advice.html" in done.out
     assert (folder / "advice.html").read_text() == page(made())
     assert coterie("report", folder, "--out", folder / "elsewhere", "--json").json == {
         "report": f"{folder}/elsewhere/advice.html"

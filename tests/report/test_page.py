@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from made import make
 
+from coterie.experiment.config import load
+from coterie.experiment.run import run
 from coterie.report.charts import groups, headline, headline_of_several
 from coterie.report.page import content, document, write
-from coterie.report.results import read
+from coterie.report.results import read, read_all
 from coterie.report.svg import DARK, DASHES, LIGHT, as_json, axis, esc, heat, number, percent, size
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x00\u2028"
@@ -126,6 +128,29 @@ def test_a_large_run_stays_small(tmp_path: Path) -> None:
     for block in re.findall(r'<script type="application/json">(.*?)</script>', page.read_text(), re.DOTALL):
         for one in json.loads(block).get("series", ()):
             assert len(one["v"]) <= 500
+
+
+def test_a_run_in_progress_has_a_page(tmp_path: Path) -> None:
+    """`coterie report` may be called at any time: the page shows what is recorded, and the run is not disturbed."""
+    folder, pages = tmp_path / "run", []
+
+    class Reader:
+        def __init__(self, *_: Any) -> None: ...
+
+        def started(self, parts: Any, done: int) -> None: ...
+
+        def recorded(self, line: dict[str, Any], view: Any) -> None:
+            runs, complaints = read_all([folder])
+            pages.append(write(folder, runs, complaints).read_text())
+
+        def ended(self, summary: dict[str, Any]) -> None: ...
+
+    flags = {"run.problem": "quadratic", "run.method": "bilevel", "run.rounds": 3, "run.baselines": []}
+    assert run(load(None, {}, flags), folder, Reader)["outcome"] == "finished"
+    assert len(pages) == 4
+    for page in pages:  # records reach the disk with the checkpoints
+        assert "the run goes on, or was interrupted" in page or "holds no recorded round yet" in page
+    assert "the run goes on" not in write(folder, read_all([folder])[0]).read_text()
 
 
 def test_runs_that_differ_in_the_seed_are_one_curve(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Results people can look at: report, watch."""
+"""Results people can look at: report."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,8 @@ def report(
 ) -> None:
     """Write report.html, which opens offline, and its charts as SVG files; print where they are.
 
-    The folder of an advice has one page, advice.html, which is written anew from advice.json.
+    A run may still be in progress: the page shows the rounds that it has recorded. The folder of an advice has one
+    page, advice.html, which is written anew from advice.json.
     """
     from coterie.report.page import write
     from coterie.report.results import is_advice, read_all
@@ -46,32 +47,3 @@ def report(
         print_json(found)
     else:
         print(f"The report is in {page}, its charts as SVG in {destination / 'plots'}.")
-
-
-@app.command(epilog="Example: coterie watch runs/first --port 8080")
-def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The result folder of a run that goes on.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    until_end: Annotated[bool, typer.Option("--until-end", help="Stop when the run has ended.")] = False,
-) -> None:
-    """Show the report live, in a browser on this machine. Ctrl-C ends it; the run goes on.
-
-    An advice is not shown live: the command says where its page is, or how far it has come, and ends.
-    """
-    from coterie.report.results import is_advice, read_advice
-    from coterie.report.watch import watch as serve
-
-    if is_advice(folder):
-        read_advice(folder)
-        page = folder / "advice.html"
-        where = f"is {page}" if page.is_file() else f"is made by: coterie report {folder}"
-        print(f"This advice is finished; its page {where}")
-        return
-
-    def tell(address: str) -> None:
-        print(f"Open {address} in a browser of this machine; Ctrl-C ends watching.", flush=True)
-
-    try:
-        serve(folder, port, tell, until_end=until_end)
-    except KeyboardInterrupt:
-        print("\nno longer watching; the run is not touched.")

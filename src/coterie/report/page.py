@@ -43,7 +43,7 @@ def write(folder: Path, runs: Sequence[Run], complaints: Sequence[str] = (), mor
     return out
 
 
-def document(main: str, name: str, *, live: bool = False) -> str:
+def document(main: str, name: str) -> str:
     """The whole page around its content."""
     assets = files("coterie.report") / "assets"
     dark = f":root:not([data-theme=light]){{{DARK_THEME}}}"
@@ -51,12 +51,11 @@ def document(main: str, name: str, *, live: bool = False) -> str:
     themes += f"@media screen{{:root[data-theme=dark]{{{DARK_THEME}}}}}"
     style = themes + CHART_STYLE + COLOUR_CLASSES + (assets / "page.css").read_text(encoding="utf-8")
     script = (assets / "page.js").read_text(encoding="utf-8")
-    policy = POLICY + ("; connect-src 'self'" if live else "")
     return f"""<!doctype html>
-<html lang="en"{' data-live="1"' if live else ""}>
+<html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{esc(policy)}">
+<meta http-equiv="Content-Security-Policy" content="{esc(POLICY)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
@@ -65,7 +64,6 @@ def document(main: str, name: str, *, live: bool = False) -> str:
 </head>
 <body>
 <header><p class="brand">coterie</p><h1>{esc(name)}</h1>
-<p class="state" role="status"></p>
 <button type="button" id="theme" aria-label="light, dark or as the system has it">theme: system</button></header>
 <main>{main}</main>
 <div id="tip" role="status" aria-live="polite" hidden></div>

@@ -1,6 +1,6 @@
 "use strict";
 // Charts are drawn already. This adds: legend entries that show and hide, values at the pointer or by arrow keys, light and
-// dark, what measures are drawn against, copying, and on a live page fresh content every two seconds.
+// dark, what measures are drawn against, and copying.
 (() => {
   const root = document.documentElement;
   const tip = document.getElementById("tip");
@@ -111,8 +111,6 @@
       key.setAttribute("aria-pressed", String(!off));
       all("[data-key]", svg).forEach((one) => { if (one.dataset.key === name) one.classList.toggle("off", off); });
     };
-    figure.hideAgain = (names) => all(".key", svg).forEach((key) => { if (names.includes(key.dataset.toggle)) toggle(key); });
-    figure.hiddenKeys = () => [...hidden];
     for (const key of svg ? all(".key", svg) : []) {
       key.setAttribute("role", "button");
       key.setAttribute("tabindex", "0");
@@ -187,52 +185,19 @@
   };
 
   // ---- what is not in one figure
-  let shownAxis = "round";
   const showAxis = (name) => {
-    shownAxis = name;
     all("[data-show]").forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.show === name)));
     all("figure[data-axis]").forEach((figure) => { figure.hidden = figure.dataset.axis !== name; });
   };
-  const enlivenAll = () => {
-    all("figure").forEach(enliven);
-    all("[data-show]").forEach((button) => button.addEventListener("click", () => showAxis(button.dataset.show)));
-    for (const block of all("pre.copy")) {
-      if (!navigator.clipboard) continue;
-      const text = block.textContent, button = document.createElement("button");
-      button.type = "button";
-      button.textContent = "copy";
-      button.addEventListener("click", () => navigator.clipboard.writeText(text).then(() => { button.textContent = "copied"; }));
-      block.append(" ", button);
-    }
-  };
-  enlivenAll();
-  window.addEventListener("beforeprint", () => all("details").forEach((one) => { one.open = true; }));
-
-  // ---- a live page asks for fresh content
-  if (root.dataset.live) {
-    const state = document.querySelector(".state");
-    let stamp = "";
-    const refresh = async () => {
-      try {
-        const answer = await fetch(`data.json?stamp=${encodeURIComponent(stamp)}`, { cache: "no-store" });
-        if (answer.status === 200) {
-          const fresh = await answer.json();
-          stamp = fresh.stamp;
-          const kept = new Map(all("figure").map((one) => [one.id, one.hiddenKeys ? one.hiddenKeys() : []]));
-          const open = all("details").map((one) => one.open);
-          hideTip();
-          document.querySelector("main").innerHTML = fresh.html;
-          enlivenAll();
-          all("figure").forEach((one) => { if (one.hideAgain) one.hideAgain(kept.get(one.id) || []); });
-          all("details").forEach((one, i) => { one.open = Boolean(open[i]); });
-          showAxis(shownAxis);
-          state.textContent = fresh.state;
-        }
-      } catch (error) {
-        state.textContent = "the server has ended; this is the last that was seen";
-      }
-      window.setTimeout(refresh, 2000);
-    };
-    refresh();
+  all("figure").forEach(enliven);
+  all("[data-show]").forEach((button) => button.addEventListener("click", () => showAxis(button.dataset.show)));
+  for (const block of all("pre.copy")) {
+    if (!navigator.clipboard) continue;
+    const text = block.textContent, button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "copy";
+    button.addEventListener("click", () => navigator.clipboard.writeText(text).then(() => { button.textContent = "copied"; }));
+    block.append(" ", button);
   }
+  window.addEventListener("beforeprint", () => all("details").forEach((one) => { one.open = true; }));
 })();
