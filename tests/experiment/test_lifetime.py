@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from coterie.engines import lifetime
-from coterie.engines.lifetime import MARK, Lifetime, Process, Record, free_ports, notice, records
+from coterie.engines.lifetime import MARK, Lifetime, Process, Record, end_left_over, free_ports, records
 from coterie.errors import UsageError
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
@@ -31,7 +31,7 @@ with Lifetime("example") as life:
         subprocess.Popen(["bash", "-c", service], start_new_session=True)
     while len(life.record.processes()) < 2:
         time.sleep(0.01)
-    life.note(4711)
+    life.note()
     print(life.record.mark, life._keeper.pid, flush=True)
     time.sleep(600)
 """
@@ -78,31 +78,28 @@ def test_everything_goes_when_the_run_is_killed(run: Run) -> None:
     assert not Path(str(record.folder)).exists()  # keys included
 
 
-def test_what_a_killed_keeper_leaves_is_listed_and_stopped(run: Run, coterie: Callable[..., Any]) -> None:
+def test_what_a_killed_keeper_leaves_is_ended_by_the_next_run(run: Run) -> None:
     process, record, keeper = run
     os.kill(keeper, signal.SIGKILL)
-    assert notice() is None  # the run is in progress
-    assert "Nothing is left over" in coterie("engines", "stop").out
+    assert end_left_over() is None  # the run is in progress
     assert len(record.processes()) >= 2
     process.kill()
     process.wait()
-    (row,) = coterie("engines", "list", "--json").json
-    assert (row["engine"], row["state"], row["ports"]) == ("example", "left over", ["4711"])
-    assert row["processes"] >= 2
-    assert "coterie engines stop" in str(notice())
-    done = coterie("engines", "stop")
-    assert done.code == 0
-    assert "processes ended" in done.out
-    assert (record.processes(), records(), notice()) == ([], [], None)
+    assert "processes and 1 folders that killed runs had left" in str(end_left_over())
+    assert (record.processes(), records(), end_left_over()) == ([], [], None)
     assert not Path(str(record.folder)).exists()
 
 
-def test_a_run_in_progress_is_ended_only_by_name_or_all(run: Run, coterie: Callable[..., Any]) -> None:
-    process, record, _ = run
-    assert coterie("engines", "stop", "no-such-id").code == 2
-    assert coterie("engines", "stop", record.mark[:8], "--json").json[0]["left"] == 0
-    assert record.processes() == []
-    assert process.poll() is None  # the run itself hears of it by the loss of its processes
+def test_what_another_machine_or_container_has_recorded_is_left_alone() -> None:
+    """Its numbers of processes mean nothing here, where the runtime folder is shared."""
+    with Lifetime("example") as life:
+        elsewhere = life.record._replace(place="another", owner=Process(2**22 + 1, "0-0", ""))
+        elsewhere.write()
+        assert end_left_over() is None
+        assert life.folder.is_dir()
+        elsewhere._replace(place=life.record.place).write()
+        assert "0 processes" in str(end_left_over())
+        assert not life.folder.exists()
 
 
 def test_the_end_removes_processes_folder_and_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +142,7 @@ def test_a_recorded_number_that_is_another_process_now_is_left_alone() -> None:
         start = lifetime._start_of(child.pid)
         assert start is not None
         gone = Process(2**22 + 1, "0-0", "")
-        other = Record("example", "f" * 32, gone, "", None, (), (Process(child.pid, "0-0", ""),))
+        other = Record("example", "f" * 32, gone, "", None, "", (Process(child.pid, "0-0", ""),))
         assert other.processes() == []
         lifetime._send(Process(child.pid, "0-0", ""), signal.SIGKILL)
         assert child.poll() is None

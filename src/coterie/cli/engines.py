@@ -1,15 +1,12 @@
-"""Engines other than the local one: how the command line starts them, and the commands list and stop."""
+"""Engines other than the local one: how the command line starts them."""
 
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
-from coterie.cli.app import Json, app, print_json, print_rows
-from coterie.errors import RunError, UsageError, unknown
+from coterie.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from coterie.experiment.config import Config
@@ -95,64 +92,3 @@ def engine_of(folder: Path) -> str:
 
     path = folder / "config.toml"
     return load(path).run.engine if path.is_file() else "local"
-
-
-engines = typer.Typer(help="Processes of other engines on this machine.", no_args_is_help=True)
-app.add_typer(engines, name="engines")
-
-
-@engines.command("list", epilog="Example: coterie engines list")
-def list_(json: Json = False) -> None:
-    """List the deployments of your runs on this machine, also those that a killed run has left."""
-    from coterie.engines.lifetime import records
-
-    rows = [
-        {
-            "id": record.mark[:8],
-            "engine": record.engine,
-            "begun": record.begun,
-            "state": "left over" if record.is_left_over else "running",
-            "processes": len(record.processes()),
-            "ports": [str(port) for port in record.ports],
-            "folder": record.folder,
-        }
-        for record in records()
-    ]
-    if rows or json:
-        print_rows(rows, json)
-    else:
-        print("No deployments.")
-
-
-@engines.command(epilog="Example: coterie engines stop")
-def stop(
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Deployments by their ids in `coterie engines list`.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also end the deployments of runs in progress.")] = False,
-    json: Json = False,
-) -> None:
-    """End processes that killed runs have left, and remove their keys and folders.
-
-    Without ids, runs in progress are left alone. Only processes that coterie has started are ended.
-    """
-    from coterie.engines.lifetime import records
-
-    found, wanted = records(), ids or []
-    if unknown := [name for name in wanted if not any(record.mark.startswith(name) for record in found)]:
-        raise UsageError(f"there is no deployment {', '.join(unknown)}; see: coterie engines list.")
-    named = [record for record in found if any(record.mark.startswith(name) for name in wanted)]
-    chosen = named if wanted else [record for record in found if everything or record.is_left_over]
-    rows = [
-        {"id": record.mark[:8], "engine": record.engine, "ended": len(record.end()), "left": len(record.processes())}
-        for record in chosen
-    ]
-    if json:
-        print_json(rows)
-    else:
-        for row in rows:
-            print(f"{row['engine']} {row['id']}: {row['ended']} processes ended, folder removed.")
-        if not rows:
-            print("Nothing is left over.")
-    if any(row["left"] for row in rows):
-        raise RunError("some processes could not be ended; see: coterie engines list.")

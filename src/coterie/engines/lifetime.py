@@ -2,8 +2,8 @@
 
 A `Lifetime` is a private folder and a mark, a random word that every process of the deployment inherits in its
 environment. A small keeper process waits for the end of the run's own process and then ends all that have the mark,
-also after SIGKILL. A record in the user's runtime folder names owner, processes, ports and folder, so that
-`coterie engines stop` can do the same where the keeper was killed too.
+also after SIGKILL. A record in the user's runtime folder names owner, processes and folder, so that the next run can do
+the same where the keeper was killed too.
 
 Only the standard library is imported here: the keeper starts within milliseconds and needs no package.
 """
@@ -28,7 +28,6 @@ MARK = "COTERIE_DEPLOYMENT"
 PATIENCE = 5.0  # seconds between the request to end and the kill
 CHECK = 0.1  # seconds between two looks at the processes that shall end
 POLL = 0.5  # seconds between two looks of the keeper at its parent
-STOP = "coterie engines stop"
 HAS_PROC = Path("/proc/self/environ").exists()
 
 
@@ -41,14 +40,14 @@ class Process(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is known of a deployment; `owner` is the process that runs it."""
+    """What is known of a deployment; `owner` is the process that runs it, `place` the machine or container."""
 
     engine: str
     mark: str
     owner: Process
     begun: str
     folder: str | None
-    ports: tuple[int, ...] = ()
+    place: str = ""
     started: tuple[Process, ...] = ()
 
     @property
@@ -58,8 +57,8 @@ class Record(NamedTuple):
 
     @property
     def is_left_over(self) -> bool:
-        """Whether the process that ran it is gone."""
-        return _start_of(self.owner.pid) != self.owner.start
+        """Whether the process that ran it is gone; of another place nothing is known."""
+        return self.place == _place() and _start_of(self.owner.pid) != self.owner.start
 
     def write(self) -> None:
         """Write the file, whole or not at all."""
@@ -106,7 +105,7 @@ class Lifetime:
     """A deployment of this process. Use it in a `with` statement; everything is ended and removed at its end.
 
     Args:
-        engine: The name that `coterie engines list` shows.
+        engine: The name of what is started.
 
     ```
     with Lifetime("nvflare") as life:
@@ -118,7 +117,7 @@ class Lifetime:
         self.folder = Path(tempfile.mkdtemp(prefix="coterie-"))
         begun = time.strftime("%Y-%m-%d %H:%M:%S")
         owner = Process(os.getpid(), _start_of(os.getpid()) or "", "coterie")
-        self.record = Record(engine, secrets.token_hex(16), owner, begun, str(self.folder))
+        self.record = Record(engine, secrets.token_hex(16), owner, begun, str(self.folder), _place())
         self.record.write()
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(self.record.path)],
@@ -145,9 +144,9 @@ class Lifetime:
         """Processes that a library starts from this one are part of the deployment."""
         return with_variable(MARK, self.record.mark)
 
-    def note(self, *ports: int) -> None:
-        """Record the ports in use and the processes as they are now."""
-        self.record = self.record._replace(ports=(*self.record.ports, *ports), started=tuple(self.record.processes()))
+    def note(self) -> None:
+        """Record the processes as they are now."""
+        self.record = self.record._replace(started=tuple(self.record.processes()))
         self.record.write()
 
     def close(self) -> None:
@@ -179,14 +178,14 @@ def records() -> list[Record]:
     return sorted(found, key=lambda record: record.begun)
 
 
-def notice() -> str | None:
-    """A sentence about processes of earlier runs, with the command that ends them."""
+def end_left_over() -> str | None:
+    """End what is left of runs that were killed together with their keepers; a sentence about it."""
     left = [record for record in records() if record.is_left_over]
-    count = sum(len(record.processes()) for record in left)
     if not left:
         return None
+    count = sum(len(record.end()) for record in left)
     names = ", ".join(f"{record.engine} of {record.begun}" for record in left)
-    return f"{count} processes and {len(left)} folders of earlier runs are left ({names}); end them with: {STOP}"
+    return f"{count} processes and {len(left)} folders that killed runs had left are ended and removed ({names})."
 
 
 def free_ports(count: int) -> list[int]:
@@ -217,7 +216,7 @@ def runtime_folder() -> Path:
 def _read(path: Path) -> Record:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     started = tuple(Process(*process) for process in found["started"])
-    return Record(**{**found, "owner": Process(*found["owner"]), "ports": tuple(found["ports"]), "started": started})
+    return Record(**{**found, "owner": Process(*found["owner"]), "started": started})
 
 
 def _send(process: Process, number: signal.Signals) -> None:
@@ -233,6 +232,11 @@ def _send(process: Process, number: signal.Signals) -> None:
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
+
+
+def _place() -> str:
+    """This machine and, in a container, its own numbering of processes: several can share a runtime folder."""
+    return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid') if HAS_PROC else ''}"
 
 
 def _start_of(pid: int) -> str | None:

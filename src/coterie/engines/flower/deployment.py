@@ -69,7 +69,7 @@ class Deployment:
             secure += ["--enable-supernode-auth"] if self.keys.authenticate else []
         self.start("superlink", "flower-superlink", *secure, "--host", "127.0.0.1", "--port", str(self.port), *more)
         self._until_listening("superlink", self.port)
-        self.life.note(self.port)
+        self.life.note()
 
     def supernode(
         self, client: int, clients: int, *more: str, name: str | None = None, insecure: bool | None = None

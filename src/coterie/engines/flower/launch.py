@@ -16,7 +16,7 @@ from coterie import machine
 from coterie.engines.estimate import exchanges_of, time_text
 from coterie.engines.flower.deployment import NAME, Deployment
 from coterie.engines.follow import Log, follow, how_to_resume, interruptible, read_result, stderr_logger
-from coterie.engines.lifetime import notice
+from coterie.engines.lifetime import end_left_over
 from coterie.errors import RunError, UsageError
 from coterie.experiment.build import build_problem_and_method
 from coterie.experiment.config import Config
@@ -50,7 +50,7 @@ def launch(
     _check_simulation(superlink, simulated)
     for line in announced(config, problem, method):
         log(line)
-    if left := notice():
+    if left := end_left_over():
         log(left)
     log(SIMULATED if simulated else cost_text(config, problem.clients))
     with interruptible(), Deployment() as flower:

@@ -14,7 +14,7 @@ from nvflare.collab import CollabRecipe
 from nvflare.recipe.poc_env import PocEnv
 
 from coterie.engines.follow import follow, how_to_resume, interruptible, read_result, stderr_logger
-from coterie.engines.lifetime import Lifetime, free_ports, notice, with_variable
+from coterie.engines.lifetime import Lifetime, end_left_over, free_ports, with_variable
 from coterie.engines.nvflare.app import Client, Server
 from coterie.engines.nvflare.compute import sealed
 from coterie.errors import RunError
@@ -41,7 +41,7 @@ def launch(
     log = stderr_logger(options)
     for line in announced(config, problem, method):
         log(line)
-    if left := notice():
+    if left := end_left_over():
         log(left)
     with interruptible(), Lifetime("nvflare") as life:
         result = life.folder / "answer.json"
@@ -112,7 +112,6 @@ def deployment(life: Lifetime, sites: list[str]) -> Iterator[PocEnv]:
     port, admin_port = free_ports(2)
     project = life.folder / "project.yml"
     project.write_text(json.dumps(_project(sites, port, admin_port)), encoding="utf-8")  # JSON is YAML
-    life.note(port, admin_port)
     with with_variable("NVFLARE_POC_WORKSPACE", str(life.folder / "poc")):
         people = {"clients": sites, "num_clients": len(sites), "username": ADMIN}
         poc = PocEnv(**people, project_conf_path=str(project), extra={"login_timeout": LOGIN})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from coterie import machine
 from coterie.consent import check_address
 from coterie.engines.follow import stderr_logger
-from coterie.engines.lifetime import Lifetime, notice
+from coterie.engines.lifetime import Lifetime, end_left_over
 from coterie.engines.ray.group import group_spec
 from coterie.errors import UsageError
 from coterie.experiment import run as experiment
@@ -52,7 +52,7 @@ def launch(
     machine.require(config.run.portable)  # before a cluster is started
     if not resume:
         check(folder, force=force)
-    if left := notice():
+    if left := end_left_over():
         stderr_logger(options)(left)
     if config.run.threads == "auto":  # the cores are the actors'
         config = config.with_run(threads=1)
