@@ -22,12 +22,12 @@ APART = 5.0  # times my range, larger or smaller, is another unit though the val
 CODE_SHARE = 0.03
 FAR = 0.25  # of my range beyond it, for a code
 OPPOSITE, REVERSED_Z = -0.5, -4.0  # cosine of rank correlations, and its distance from 0
-SWAPPED_Z = 3.0
-LEARNT = 0.9  # of the loss of knowing no column, below which a partner's trees have learnt something
+SWAPPED_Z = 2.0
+LEARNT = 0.97  # of the loss of knowing no column, below which a partner's trees have learnt something
 CONTRADICTED = 1.0  # standard deviations that undoing a difference may cost before it is not believed
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 MOST_CLASSES = 6  # of which all pairs are tried
-REGION_Z = 3.0
+REGION_Z = 2.5
 
 
 class Difference(NamedTuple):
