@@ -155,17 +155,12 @@ def trimmed_mean(
 
 
 @validated
-def geometric_median(
-    *, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20, smoothing: Positive = 1e-6
-) -> Method:
+def geometric_median(*, step: Positive = 0.1, local_steps: Count = 5, batch: BatchSize = 20) -> Method:
     """Take the point of least total distance to all updates, by smoothed Weiszfeld steps.
 
-    Symbols: γ = step, ν = smoothing.
+    Symbols: γ = step.
 
     Cost: 1 round per call of round.
-
-    Args:
-        smoothing: ν, distances below it count as ν
 
     Example:
         >>> from coterie.methods import geometric_median
@@ -173,4 +168,4 @@ def geometric_median(
         'geometric-median'
     """
     local = LocalSteps(step, local_steps, batch)
-    return aggregated("geometric-median", lambda X, f: robust.geometric_median(X, smoothing=smoothing), local)
+    return aggregated("geometric-median", lambda X, f: robust.geometric_median(X), local)

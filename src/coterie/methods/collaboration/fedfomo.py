@@ -6,7 +6,7 @@
 u_n are the models that clients uploaded last, x_i is client i's own mixture of the round before, and L_i its loss on
 its validation rows. Client i's own upload is always among the candidates, and is not downloaded: it is at hand. It
 sends u_i − x_i and m, from which the server, who has the candidates, knows u_i. The server sends the M models with the
-largest P_in, which starts at 0; with probability `explore` it sends random ones.
+largest P_in, which starts at 0; with probability ε = 0.3 it sends random ones.
 
 Deviations. Where no candidate lowers the loss, the client continues from its own upload. The probability of random
 downloads is constant; in the paper it falls. Equal P_in are ordered by chance. Absent clients are candidates with the
@@ -20,9 +20,11 @@ from torch import Tensor
 
 from coterie.federation import RESULT, Each, Memory, Shard, Static, Tree, work
 from coterie.methods.base import Draw, Federation, Method, Problem, View, validated
-from coterie.methods.collaboration.models import NEEDS, Part, on_simplex, validation_losses
+from coterie.methods.collaboration.models import NEEDS, on_simplex, validation_losses
 from coterie.methods.shared.works import local_sgd
 from coterie.settings import BatchSize, Count, Positive
+
+EXPLORE = 0.3  # ε, the probability of random downloads
 
 
 class FedFomoState(NamedTuple):
@@ -63,17 +65,15 @@ def fedfomo(
     local_steps: Count = 5,
     batch: BatchSize = 20,
     downloads: Count = 5,
-    explore: Part = 0.3,
 ) -> Method:
     """Mix, at every client, the downloaded models that lower its own validation loss.
 
-    Symbols: γ = step, M = downloads, ε = explore.
+    Symbols: γ = step, M = downloads.
 
     Cost: 1 round per call of round; M d numbers down and d + M + 1 up per client (d down in the first).
 
     Args:
         downloads: M, models that a client downloads per round
-        explore: ε, probability that a client's downloads are drawn at random instead of by what helped it so far
 
     Example:
         >>> import torch, coterie
@@ -95,7 +95,7 @@ def fedfomo(
 
     def round(fed: Federation, s: FedFomoState, draw: Draw) -> FedFomoState:
         count = min(downloads if s.rounds else 1, fed.n - 1)
-        sent = favourites(s.P, count, explore, draw.phase("downloads"))
+        sent = favourites(s.P, count, EXPLORE, draw.phase("downloads"))
         models = Each(s.U[sent[fed.ids]], fed.ids)
         at = draw.phase("walk")
         ((moved, merits), ids), kept = fed.gather(mix_and_train, models, memory=s.kept, draw=at, **local)

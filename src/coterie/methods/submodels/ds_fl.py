@@ -19,6 +19,8 @@ from coterie.methods.submodels.distilling import NEEDS, distilled, index_of, net
 from coterie.problems.catalogue.submodels import SubModels
 from coterie.settings import BatchSize, Count, Positive
 
+TEMPERATURE = 0.1  # below 1 the mean prediction is sharpened
+
 
 class DSFLState(NamedTuple):
     """The server's network, the clients' networks [n, d], their levels; the last soft labels and their rows."""
@@ -55,7 +57,6 @@ def ds_fl(
     batch: BatchSize = 20,
     optimiser: Rule = "sgd",
     public_rows: Count = 200,
-    temperature: Positive = 0.1,
     distil_step: Positive = 1e-3,
     distil_steps: Count = 10,
     distil_rows: Count = 64,
@@ -69,7 +70,6 @@ def ds_fl(
     Args:
         optimiser: rule of the clients' local steps
         public_rows: public rows that are labelled per round
-        temperature: below 1 the mean prediction is sharpened
         distil_step: step size of Adam on the public rows
         distil_steps: steps of Adam on the public rows per round
         distil_rows: public rows per step
@@ -104,7 +104,7 @@ def ds_fl(
             return predicted
 
         predicted = torch.cat(asked(fed, by_level(s.levels), ask))
-        labels = (predicted.mean(0) / temperature).softmax(-1)
+        labels = (predicted.mean(0) / TEMPERATURE).softmax(-1)
         rows = draw.phase("server").batches(len(fresh), int(distillation.batch), distillation.steps)
         x = distilled(task, s.x, task.public[fresh[rows]], list(labels[rows]), soft_cross_entropy, distillation)
         return DSFLState(x, memory, s.levels, labels, fresh, s.rounds + 1)

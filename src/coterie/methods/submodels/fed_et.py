@@ -21,7 +21,9 @@ from coterie.methods.shared.optimisers import Rule
 from coterie.methods.submodels import distilling
 from coterie.methods.submodels.carving import Local
 from coterie.problems.catalogue.submodels import SubModels
-from coterie.settings import BatchSize, Count, NonNegative, Positive
+from coterie.settings import BatchSize, Count, Positive
+
+DIVERSITY = 0.05  # λ, the weight of the opinion of the clients that disagree
 
 
 class FedETState(NamedTuple):
@@ -58,20 +60,18 @@ def fed_et(
     local_steps: Count = 10,
     batch: BatchSize = 20,
     optimiser: Rule = "sgd",
-    diversity: NonNegative = 0.05,
     distil_step: Positive = 1e-3,
     distil_steps: Count = 20,
     distil_rows: Count = 64,
 ) -> Method:
     """Let the ensemble of small client networks teach a large network at the server on public rows.
 
-    Symbols: γ = step, λ = diversity.
+    Symbols: γ = step.
 
     Cost: 1 round per call of round; a client receives and sends the network of its size.
 
     Args:
         optimiser: rule of the clients' local steps
-        diversity: λ, weight of the opinion of the clients that disagree
         distil_step: step size of Adam on the public rows
         distil_steps: steps of Adam on the public rows per round
         distil_rows: public rows per step
@@ -88,7 +88,7 @@ def fed_et(
         log_p = outputs.log_softmax(-1)
         agreed = -log_p.gather(1, judged.labels[:, None])[:, 0]
         divergence = (judged.others * (judged.others.clamp(min=1e-12).log() - log_p)).sum(-1)
-        return (agreed + diversity * judged.divided * divergence).mean()
+        return (agreed + DIVERSITY * judged.divided * divergence).mean()
 
     def init(problem: SubModels, n: int) -> FedETState:
         return FedETState(problem.start, distilling.networks(problem.task, problem.start), problem.levels)

@@ -31,7 +31,6 @@ def fedrolex(
     local_steps: Count = 10,
     batch: BatchSize = 20,
     optimiser: Rule = "sgd",
-    stride: Count = 1,
     clip: Positive | None = None,
     l2: NonNegative = 0.0,
     output: Output = "clients",
@@ -44,7 +43,6 @@ def fedrolex(
 
     Args:
         optimiser: rule of the clients' local steps
-        stride: kernels by which the window moves per round
         clip: largest norm of a local gradient; no limit if not set
         l2: weight decay of the local steps
         output: rows of the output layer are averaged over all clients that trained them, or over those with the class
@@ -61,7 +59,7 @@ def fedrolex(
 
     def round(fed: Federation, s: FedRolexState, draw: Draw) -> FedRolexState:
         def window(share: float, ids: Tensor) -> Tensor:
-            return fed.task.anatomy.window(share, stride * s.rounds)
+            return fed.task.anatomy.window(share, s.rounds)
 
         levels = levels_of(fed.task, s.levels, draw)
         parts = trained(fed, s.x, levels, window, draw.phase("learn"), local, output=output)

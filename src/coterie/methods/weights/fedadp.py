@@ -20,6 +20,8 @@ from coterie.methods.base import Draw, Federation, Method, Problem, View, valida
 from coterie.methods.shared.works import goal_gradient, gradient, target_row
 from coterie.settings import BatchSize, Positive
 
+STEEPNESS = 5.0  # the paper's α: how sharply the weight falls with the angle
+
 
 class FedAdpState(NamedTuple):
     """The common model [d], the weights [K], the smoothed angles [K], and the number of rounds of each client [K]."""
@@ -34,7 +36,6 @@ class FedAdpState(NamedTuple):
 def fedadp(
     *,
     step: Positive = 0.1,
-    steepness: Positive = 5.0,
     angle: Literal["global", "target", "client"] = "global",
     smooth: bool = True,
     batch: BatchSize = "all",
@@ -42,12 +43,11 @@ def fedadp(
 ) -> Method:
     """Weight clients by the angle between their gradient and the global one, smoothed over rounds.
 
-    Symbols: γ = step, α = steepness.
+    Symbols: γ = step.
 
     Cost: 1 round per call of round, and 1 exchange with the target with angle="target".
 
     Args:
-        steepness: α, how sharply the weight falls with the angle
         angle: the angle to the mean gradient of all clients, to the gradient on the target's validation rows, or to the
             one that the target sends as a client (federation.target, or client 0)
         smooth: use the mean angle of the rounds in which a client participated, not the angle of this round alone
@@ -60,7 +60,7 @@ def fedadp(
     """
 
     def weights(sizes: Tensor, angles: Tensor) -> Tensor:
-        return torch.softmax(sizes.to(angles).log() + gompertz(angles, steepness), dim=0)
+        return torch.softmax(sizes.to(angles).log() + gompertz(angles, STEEPNESS), dim=0)
 
     def reference(fed: Federation, x: Tensor, G: Tensor, ids: Tensor, draw: Draw) -> Tensor | None:
         """The gradient that angles are measured to."""

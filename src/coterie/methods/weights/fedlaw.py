@@ -69,7 +69,6 @@ def fedlaw(
     batch: BatchSize = 20,
     weight_step: Positive = 0.01,
     weight_steps: Annotated[int, Field(ge=0)] = 20,
-    target_batch: BatchSize = "all",
 ) -> Method:
     """Learn client weights and a shrinkage of the averaged model on the target's rows.
 
@@ -80,7 +79,6 @@ def fedlaw(
     Args:
         weight_step: step size of Adam on the logarithms of weights and shrinkage
         weight_steps: steps of Adam per round; 0 is FedAvg
-        target_batch: rows of the target per step of Adam
 
     Example:
         >>> import torch, coterie
@@ -103,7 +101,7 @@ def fedlaw(
         U, ids = fed.gather(local_sgd, s.x, draw=draw.phase("walk"), **local)
         sizes = fed.sizes[ids].to(U)
         start = torch.cat([(sizes / sizes.sum()).log(), U.new_zeros(1)])
-        settings: dict[str, Any] = {"weight_step": weight_step, "weight_steps": weight_steps, "batch": target_batch}
+        settings: dict[str, Any] = {"weight_step": weight_step, "weight_steps": weight_steps, "batch": "all"}
         after = fed.ask_target(learn_weights, (U, start), draw=draw.phase("target"), **settings)
         w = torch.zeros_like(s.w).index_copy(0, ids, after[:-1].softmax(0))
         return FedLAWState(fused(U, after), w, after[-1].exp())

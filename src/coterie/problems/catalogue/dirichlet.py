@@ -26,7 +26,7 @@ from coterie.problems.data.partition import dirichlet as dealt
 from coterie.problems.data.partition import split
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting
-from coterie.settings import Count, Name, NonNegative, Positive
+from coterie.settings import Count, Name, Positive
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Number = Annotated[int, Field(ge=0)]
@@ -45,7 +45,6 @@ def dirichlet(
     test: Share = 0.25,
     least: Annotated[int, Field(ge=4)] = 20,
     model: Name | None = None,
-    l2: NonNegative = 0.0,
 ) -> Weighting:
     """Classes in Dirichlet proportions; every client has training, validation and test rows of its own.
 
@@ -56,7 +55,6 @@ def dirichlet(
         test: share of every client's rows that its own model is tested on.
         least: fewest rows of a client; a partition with fewer is drawn anew.
         model: network by name; by data set if not set.
-        l2: strength of the penalty ½ l2 ‖θ‖² on the model.
 
     Example:
         >>> from coterie.problems import Context
@@ -82,7 +80,6 @@ def dirichlet(
         target=target,
         validation=validation,
         draw=draw,
-        l2=l2,
         names=(),
     )
 

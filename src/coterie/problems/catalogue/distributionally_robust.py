@@ -7,16 +7,13 @@ as in agnostic federated learning (Mohri et al. 2019), with a penalty that makes
 classes each, so that a mean of equal weights serves those with difficult classes badly.
 """
 
-from typing import Annotated
-
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, chosen_by, deal, dense, draws, measured, source
+from coterie.problems.data.dealt import Data, Split, deal, dense, draws, measured, source
 from coterie.problems.nested import Minimax, NestedProblem, batch_mean
 from coterie.problems.tasks.sets import Simplex
 from coterie.problems.tasks.variables import Bound
@@ -42,13 +39,9 @@ def distributionally_robust(
     *,
     data: Data = "digits",
     clients: Count = 10,
-    partition: Partition = "shards",
-    classes: Count = 2,
-    alpha: Positive = 0.5,
     penalty: Positive = 1.0,
     ridge: NonNegative = 0.01,
     test: Count = 400,
-    selection: Annotated[int, Field(ge=0)] = 0,
 ) -> NestedProblem:
     """A linear model (outer variable) against the worst weights of the clients (inner variable, on the simplex).
 
@@ -66,10 +59,9 @@ def distributionally_robust(
     """
     draw = draws(context, "distributionally-robust")
     images, held_out = source(data, test, draw.phase("test"))
-    dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.8, draw)
-    chooses, tested = chosen_by(dealt.test, selection, draw)
+    dealt = deal(images, held_out, clients, Split("shards", 2, 0.5), 0.8, draw)
     options = context.tensor_options
-    x_test, y_test = tested.x.to(context.device, context.dtype), tested.y.to(context.device)
+    x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
 
     def measures(view: View) -> dict[str, float]:
         with torch.no_grad():
@@ -77,7 +69,7 @@ def distributionally_robust(
             by_client = [
                 (net(x.to(**options)).argmax(1) == y.to(context.device)).double().mean() for x, y in dealt.valid
             ]
-            found = {**measured(net(x_test), y_test), **chooses(net, context)}
+            found = measured(net(x_test), y_test)
         return {**found, "validation_accuracy_worst": float(torch.stack(by_client).min())}
 
     problem = Minimax(WorstMixture(clients, penalty, ridge)).on(

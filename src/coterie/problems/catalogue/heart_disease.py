@@ -15,7 +15,7 @@ from coterie.problems.catalogue.holders import of_holders
 from coterie.problems.data.heart import HOSPITALS, heart_disease_hospitals
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting
-from coterie.settings import Name, NonNegative
+from coterie.settings import Name
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -26,14 +26,12 @@ def heart_disease(
     target: Literal["cleveland", "hungarian", "switzerland", "va"] = "cleveland",
     validation: Share = 0.25,
     model: Name = "logistic",
-    l2: NonNegative = 0.0,
 ) -> Weighting:
     """Disease or none, for patients of four hospitals; one of them is the target.
 
     Args:
         target: the hospital whose model is wanted.
         validation: share of every hospital's training rows that judges models; 0 is FLamby's protocol.
-        l2: strength of the penalty on the parameters.
 
     Example:
         `coterie run --problem heart-disease --method meritfed`, after `coterie data get heart-disease`.
@@ -47,6 +45,5 @@ def heart_disease(
         target=HOSPITALS.index(target),
         validation=validation,
         draw=Draw.of(context.seed).phase("heart-disease"),
-        l2=l2,
         names=("Cleveland", "Hungary", "Switzerland", "Long Beach"),
     )

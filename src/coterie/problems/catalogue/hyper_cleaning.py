@@ -21,7 +21,7 @@ from coterie.federation import Batch
 from coterie.measures import Measure, named
 from coterie.numerics import Draw
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Data, Partition, Split, chosen_by, deal, dense, draws, measured, source
+from coterie.problems.data.dealt import Data, Split, deal, dense, draws, measured, source
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.tasks.variables import Bound, PerClient
 from coterie.settings import Count, Positive
@@ -78,14 +78,10 @@ def hyper_cleaning(
     *,
     data: Data = "digits",
     clients: Count = 10,
-    partition: Partition = "iid",
-    classes: Count = 2,
-    alpha: Positive = 0.5,
     corruption: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5,
     ridge: Positive = 0.02,
     own: bool = True,
     test: Count = 400,
-    selection: Annotated[int, Field(ge=0)] = 0,
 ) -> NestedProblem:
     """Row weights that clients keep (outer variable) and a linear model trained with them (inner variable).
 
@@ -104,7 +100,7 @@ def hyper_cleaning(
     """
     draw = draws(context, "hyper-cleaning")
     images, held_out = source(data, test, draw.phase("test"))
-    dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.8, draw)
+    dealt = deal(images, held_out, clients, Split("iid", 2, 0.5), 0.8, draw)
     train, true, first = [], [], 0
     for k, (inputs, labels) in enumerate(dealt.train):
         spoilt = corrupted(labels, corruption, draw.phase("corruption").client(k))
@@ -112,13 +108,12 @@ def hyper_cleaning(
         train.append((inputs, numbers, spoilt))
         true.append(spoilt == labels)
         first += len(labels)
-    chooses, tested = chosen_by(dealt.test, selection, draw)
-    x_test, y_test = tested.x.to(context.device, context.dtype), tested.y.to(context.device)
+    x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
 
     def measures(view: View) -> dict[str, float]:
         with torch.no_grad():
             net = problem.task.y(problem.inner_start if view.inner is None else view.inner)
-            found = {**measured(net(x_test), y_test), **chooses(net, context)}
+            found = measured(net(x_test), y_test)
         return {**found, "clean_share": clean_share(view.model, true)}
 
     weights = torch.zeros(max(len(kept) for kept in true) if own else first)

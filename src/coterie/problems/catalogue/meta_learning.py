@@ -35,6 +35,7 @@ from coterie.settings import Count, Positive
 
 SEEN_CLASSES = 6  # of ten; the other four are for test tasks
 ADAPTING_STEPS = 20
+ADAPTATION = 0.5  # η, size of the common gradient step; with shots, 1/η is the pull towards the common start
 
 
 class Adapted:
@@ -62,7 +63,6 @@ def meta_learning(
     classes: Count = 2,
     alpha: Positive = 0.5,
     hidden: Count = 32,
-    adaptation: Positive = 0.5,
     test: Count = 400,
     shots: Annotated[int, Field(ge=0)] = 0,
     queries: Count = 10,
@@ -72,7 +72,6 @@ def meta_learning(
 
     Args:
         classes: classes per client; with shots, the classes of a task (its "ways"), at most 4.
-        adaptation: η, size of the common gradient step; with shots, 1/η is the pull towards the common start.
         test: digits set aside for the test; without use with shots.
         shots: rows per class that a task adapts to; 0 for the one common step, without tasks.
         queries: rows per class that judge an adapted task.
@@ -86,11 +85,11 @@ def meta_learning(
     """
     draw = draws(context, "meta-learning")
     if shots:
-        return _few_shot(context, data, TaskSize(classes, shots, queries), (clients, test_tasks), hidden, adaptation)
+        return _few_shot(context, data, TaskSize(classes, shots, queries), (clients, test_tasks), hidden)
     images, held_out = source(data, test, draw.phase("test"))
     dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.5, draw)
     model = FlatModel(dense([hidden, 10], tuple(images.x.shape[1:]), context.seed)).to(**context.tensor_options)
-    adapted = Adapted(model, adaptation)
+    adapted = Adapted(model, ADAPTATION)
     x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
 
     def measures(view: View) -> dict[str, float]:
@@ -154,9 +153,7 @@ class Adapting:
         return float(vmap(of_task)(*tasks.support, *tasks.query).mean())
 
 
-def _few_shot(
-    context: Context, data: str, size: TaskSize, counts: tuple[int, int], hidden: int, adaptation: float
-) -> NestedProblem:
+def _few_shot(context: Context, data: str, size: TaskSize, counts: tuple[int, int], hidden: int) -> NestedProblem:
     """The few-shot problem; see the module."""
     draw = draws(context, "few-shot")
     images, _ = source(data, 1, draw.phase("test"))
@@ -171,7 +168,7 @@ def _few_shot(
     )
     options = context.tensor_options
     model = FlatModel(dense([hidden, size.ways], tuple(images.x.shape[1:]), context.seed)).to(**options)
-    adapting = Adapting(model, adaptation)
+    adapting = Adapting(model, ADAPTATION)
     tested = Tasks(*((x.to(**options), y.to(context.device)) for x, y in test))
 
     def measures(view: View) -> dict[str, float]:

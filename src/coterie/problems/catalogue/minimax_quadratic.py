@@ -1,6 +1,6 @@
 """`minimax-quadratic`: the saddle-point problem of the FedNest paper (section 4.3), b_i kept, saddle point known.
 
-    f_i(x, y) = −[½h_i‖y‖² − b_iᵀy + t_i yᵀx] + ½λ_i‖x‖²,   t_i ~ U(0, coupling),   b_i ~ N(0, scale² I), centred
+    f_i(x, y) = −[½h_i‖y‖² − b_iᵀy + t_i yᵀx] + ½λ_i‖x‖²,   t_i ~ U(0, 0.1),   b_i ~ N(0, scale² I), centred
     saddle:  h y = b − t x,   λ x = t y                                                letters without i: means
 
 The paper has h_i = 1 and λ_i = λ for all clients. Then all local Hessians in y, and all in x, are equal, the mean of
@@ -21,6 +21,8 @@ from coterie.numerics import Draw
 from coterie.problems.base import Context, View
 from coterie.problems.nested import Minimax, NestedProblem
 from coterie.settings import Count, NonNegative, Positive
+
+COUPLING = 0.1  # the largest t_i
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,6 @@ def minimax_quadratic(
     dimension: Count = 10,
     ridge: Positive = 10.0,
     scale: NonNegative = 1.0,
-    coupling: Positive = 0.1,
     spread: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5,
     centred: bool = True,
 ) -> NestedProblem:
@@ -63,7 +64,6 @@ def minimax_quadratic(
         dimension: length of x and of y.
         ridge: λ, mean curvature in x.
         scale: standard deviation of the b_i.
-        coupling: largest coupling t_i of x and y.
         spread: relative spread of the curvatures over the clients; 0 is the paper's problem.
         centred: subtract the mean of the b_i.
 
@@ -83,7 +83,7 @@ def minimax_quadratic(
         u = 2.0 * uniform(name) - 1.0
         return 1.0 + spread * (u - u.mean()) / (u - u.mean()).abs().max().clamp(min=1.0)
 
-    h, lam, t = around_one("inner curvature"), ridge * around_one("outer curvature"), coupling * uniform("coupling")
+    h, lam, t = around_one("inner curvature"), ridge * around_one("outer curvature"), COUPLING * uniform("coupling")
     b = scale * draw.phase("shift").client(ids).normal(dimension, dtype=torch.float64)
     if centred:
         b = b - b.mean(0)

@@ -25,7 +25,7 @@ from coterie.problems.data.load import load
 from coterie.problems.data.partition import set_apart, thinned
 from coterie.problems.models import FlatModel, build
 from coterie.problems.weighting import Weighting, weighting
-from coterie.settings import Count, Name, NonNegative, Positive
+from coterie.settings import Count, Name, Positive
 
 ClassNumber = Annotated[int, Field(ge=0)]
 CLEAN = [[0, 1, 2, 3, 4], [5, 6, 7], [8, 9]]
@@ -43,7 +43,6 @@ def noisy_clients(
     noisy_rows: Count | None = None,
     test: Count = 400,
     selection: Annotated[int, Field(ge=0)] = 0,
-    l2: NonNegative = 0.0,
     skew: Positive | None = None,
 ) -> Weighting:
     """Clean clients that split the classes, three by default; all others have random labels.
@@ -54,7 +53,6 @@ def noisy_clients(
         clean_rows: most rows per clean client; all that there are if not set.
         noisy_rows: rows per noisy client; by data set if not set.
         test: rows set aside for the test where no test part is published.
-        l2: strength of the penalty ½ l2 ‖θ‖² on the model.
 
     Example:
         >>> from coterie.problems import Context
@@ -91,7 +89,6 @@ def noisy_clients(
         (scale(train.x[valid]), train.y[valid]),
         FlatModel(build(model or usual_model, source.shape, source.classes, context.seed)),
         "cross_entropy",
-        l2=l2,
         test=tested,
         selection=chooses,
         friends=len(clean),

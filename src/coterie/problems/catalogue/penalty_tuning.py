@@ -18,10 +18,10 @@ from torch import Tensor
 from coterie.errors import UsageError
 from coterie.federation import Batch
 from coterie.problems.base import Context, View
-from coterie.problems.data.dealt import Partition, Split, chosen_by, deal, draws, measured, source
+from coterie.problems.data.dealt import Split, deal, draws, measured, source
 from coterie.problems.data.examples import Examples
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
-from coterie.settings import Count, Positive
+from coterie.settings import Count
 
 START = -2.0
 
@@ -41,12 +41,8 @@ def penalty_tuning(
     *,
     data: Literal["digits", "covtype", "mnist", "fashion-mnist"] = "digits",
     clients: Count = 10,
-    partition: Partition = "iid",
-    classes: Count = 2,
-    alpha: Positive = 0.5,
     rows: Annotated[int, Field(ge=0)] = 0,
     test: Count = 400,
-    selection: Annotated[int, Field(ge=0)] = 0,
 ) -> NestedProblem:
     """One penalty per class (outer variable) and a linear classifier trained with them (inner variable).
 
@@ -69,9 +65,8 @@ def penalty_tuning(
     if rows:
         kept = draw.phase("rows").permutation(len(images.y))[:rows]
         images = Examples(images.x[kept], images.y[kept])
-    dealt = deal(images, held_out, clients, Split(partition, classes, alpha), 0.8, draw)
-    chooses, tested = chosen_by(dealt.test, selection, draw)
-    x_test, y_test = tested.x.to(context.device, context.dtype), tested.y.to(context.device)
+    dealt = deal(images, held_out, clients, Split("iid", 2, 0.5), 0.8, draw)
+    x_test, y_test = dealt.test.x.to(context.device, context.dtype), dealt.test.y.to(context.device)
     count = int(max(images.y.max(), held_out.y.max())) + 1
 
     def measures(view: View) -> dict[str, float]:
@@ -80,7 +75,7 @@ def penalty_tuning(
         def net(inputs: Tensor) -> Tensor:
             return inputs.flatten(1) @ y.T
 
-        return {**problem.losses(view), **measured(net(x_test), y_test), **chooses(net, context)}
+        return {**problem.losses(view), **measured(net(x_test), y_test)}
 
     problem = Nested(penalised_loss, class_loss).on(
         dealt.train,

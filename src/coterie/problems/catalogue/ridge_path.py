@@ -24,7 +24,7 @@ from coterie.problems.base import Context, View
 from coterie.problems.nested import Nested, NestedProblem, batch_mean
 from coterie.problems.tasks.sets import Box
 from coterie.problems.tasks.variables import PerClient
-from coterie.settings import Count, NonNegative
+from coterie.settings import Count
 
 START, BOUND = -2.0, 8.0  # log-penalties; without bounds those of useless features would grow for ever
 TOLERANCE = 1e-11
@@ -119,7 +119,6 @@ def ridge_path(
     features: Count = 20,
     relevant: Count = 5,
     rows: Count = 12,
-    noise: NonNegative = 1.0,
 ) -> NestedProblem:
     """Penalties of a ridge regression, one per feature or one kept by every client; h(x) − h* is known.
 
@@ -127,8 +126,7 @@ def ridge_path(
         penalty: one per feature, which all clients share, or one per client, which it keeps.
         features: inputs of a row, and length of y.
         relevant: features that the labels depend on; the others are useless.
-        rows: train rows of a client, and as many for validation.
-        noise: standard deviation of the labels' noise at the last client; it grows from 0 in equal steps.
+        rows: train rows of a client, and as many for validation; the deviation of their noise grows from 0 to 1.
 
     Example:
         >>> from coterie.problems import Context
@@ -142,7 +140,7 @@ def ridge_path(
     def dealt(name: str) -> tuple[Tensor, Tensor]:
         at = draw.phase(name).client(ids)
         a = at.phase("inputs").normal(rows, features, dtype=torch.float64)
-        spread = noise * torch.linspace(0.0, 1.0, clients, dtype=torch.float64)[:, None]
+        spread = torch.linspace(0.0, 1.0, clients, dtype=torch.float64)[:, None]
         return a, a @ truth + spread * at.phase("noise").normal(rows, dtype=torch.float64)
 
     train, valid = dealt("train"), dealt("validation")

@@ -35,6 +35,7 @@ from coterie.settings import Count, Positive
 DRAWS = 20
 CONVEX = 1e-12  # the least eigenvalue of ∇²h
 START = -2.0
+LEAST_CURVATURE = 0.1  # μ, the least non-zero eigenvalue of the expected Hessians, and least mixed singular value
 
 
 class Quadratic(NamedTuple):
@@ -140,7 +141,6 @@ def simulated(
     rows: Count = 64,
     dimension: Count = 100,
     inner_dimension: Count = 100,
-    least_curvature: Positive = 0.1,
     curvature: Positive = 1.0,
     cross: Positive = 0.1,
     outer_cross: Positive = 0.1,
@@ -151,8 +151,7 @@ def simulated(
         rows: rows per client for each of the two losses; 16 · 64 are the benchmark's 1,024.
         dimension: length of the outer variable x.
         inner_dimension: length of the inner variable y.
-        least_curvature: μ, the least non-zero eigenvalue of the expected Hessians, and least mixed singular value.
-        curvature: L, their largest eigenvalue.
+        curvature: L, the largest eigenvalue of the expected Hessians.
         cross: size of the mixed term xᵀC y of g.
         outer_cross: size of the mixed term xᵀK y of f.
 
@@ -168,7 +167,7 @@ def simulated(
             f"problem.inner_dimension = {inner_dimension}: y*(x) would not be unique. Raise problem.rows or "
             "problem.clients."
         )
-    sizes, spectrum = (clients, rows, dimension, inner_dimension), (least_curvature, curvature)
+    sizes, spectrum = (clients, rows, dimension, inner_dimension), (LEAST_CURVATURE, curvature)
     root = Draw.of(context.seed).phase("simulated")
     for attempt in range(DRAWS):
         draw = root.step(attempt)
