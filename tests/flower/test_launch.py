@@ -1,6 +1,5 @@
 """What is said and written before anything is started; needs no Flower."""
 
-import importlib
 import sys
 import tomllib
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from coterie.cli import engines
 from coterie.engines.estimate import exchanges_of
-from coterie.engines.flower import deployment, project
+from coterie.engines.flower import deployment
 from coterie.engines.flower.launch import cost_text, write_app
 from coterie.errors import UsageError
 from deployable import configuration, locally
@@ -58,32 +57,3 @@ def test_commands_of_flower_run_in_the_deployment_s_folder(tmp_path: Path, monke
     (tmp_path / "project").mkdir()
     with deployment.Deployment() as flower:
         assert flower.submit(Path("project")) == str([str(flower.folder), "run", str(tmp_path / "project")])
-
-
-def test_a_new_project_is_whole_and_never_written_over_another(tmp_path: Path) -> None:
-    files = {path.relative_to(tmp_path / "My Sites").as_posix() for path in project.new(tmp_path / "My Sites")}
-    assert files == {
-        "README.md",
-        "pyproject.toml",
-        *(f"my_sites/{n}.py" for n in ("__init__", "client", "data", "server")),
-    }
-    assert project.settings_of(tmp_path / "My Sites")["rounds"] == 5
-    for path in (tmp_path / "My Sites").rglob("*"):
-        assert path.is_dir() or "PACKAGE" not in path.read_text()
-    with pytest.raises(UsageError, match="not empty"):
-        project.new(tmp_path / "My Sites")
-    with pytest.raises(UsageError, match="begins with a letter"):
-        project.new(tmp_path / "7")
-    with pytest.raises(UsageError, match="no Flower project"):
-        project.settings_of(tmp_path)
-
-
-def test_the_project_s_data_are_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.new(tmp_path / "sites")
-    monkeypatch.syspath_prepend(tmp_path / "sites")
-    data = importlib.import_module("sites.data")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sites"]:
-        del sys.modules[name]  # nothing of the project stays
-    shards = [data.load_shard({"partition-id": k}, {}) for k in range(data.CLIENTS)]
-    assert sum(len(s.train[1]) for s in shards) + data.HELD_OUT == len(data.rows()[1])
-    assert len(data.target()[1]) + len(data.test()[1]) == data.HELD_OUT

@@ -16,11 +16,10 @@ from test_methods import EVERY, config_of
 
 from coterie.engines.nvflare import transport as transports
 from coterie.engines.nvflare.compute import Compute, Lost, opened, sealed
-from coterie.engines.nvflare.project import new
 from coterie.engines.nvflare.transport import LOST, FlareTransport
-from coterie.errors import RunError, UsageError
-from coterie.experiment.build import assemble, build_problem_and_method, node_of
-from coterie.experiment.config import Config, load
+from coterie.errors import RunError
+from coterie.experiment.build import assemble, node_of
+from coterie.experiment.config import Config
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
 from coterie.federation.remote import Address, Node, Policy, Store, Trouble
@@ -183,21 +182,6 @@ def test_settings_travel_without_braces() -> None:
     text = sealed({"config": '[run]\nmethod = "x"', "sites": ["a"]})
     assert not set(text) & set("{}")
     assert opened(text) == {"config": '[run]\nmethod = "x"', "sites": ["a"]}
-
-
-def test_a_new_job_is_whole_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    paths = new(tmp_path / "mine")
-    assert {path.name for path in paths} == {"config.toml", "job.py", "data.py"}
-    config = load(tmp_path / "mine" / "config.toml")
-    assert config.run.engine == "nvflare"
-    build_problem_and_method(config)
-    space: dict[str, Any] = {}
-    exec((tmp_path / "mine" / "data.py").read_text(), space)
-    made = space["rows"]("site-2").node(1, modules=(), store=Store(), shares_memory=False)
-    assert made.declaration().clients == (1,)
-    compile((tmp_path / "mine" / "job.py").read_text(), "job.py", "exec")
-    with pytest.raises(UsageError, match="not empty"):
-        new(tmp_path / "mine")
 
 
 def test_the_compute_process_answers_and_one_that_is_killed_is_replaced(tmp_path: Path) -> None:

@@ -5,6 +5,6 @@ Each module of this package registers its commands on `app` when it is imported;
 
 from coterie.cli.app import app, main  # isort: skip
 from coterie.cli import running, compare, report, reproduce, leaderboard  # isort: skip  # noqa: F401
-from coterie.cli import data, advise, export, study, flower, nvflare, listing  # isort: skip  # noqa: F401
+from coterie.cli import data, advise, export, study, listing  # isort: skip  # noqa: F401
 
 __all__ = ["app", "main"]
