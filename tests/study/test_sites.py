@@ -228,5 +228,5 @@ def test_the_problem_says_how_it_is_run() -> None:
     from coterie.problems.base import Context
     from coterie.problems.sites import study
 
-    with pytest.raises(UsageError, match="coterie study trial"):
+    with pytest.raises(UsageError, match="coterie run --study"):
         study(Context())

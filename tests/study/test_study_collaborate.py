@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ def test_every_site_a_target_gives_the_bits_of_one_process(tmp_path: Path) -> No
     flags = {**SAME, "run.method": "collaborate", "run.problem": "files", **where}
     here = run(load(None, {}, flags), tmp_path / "here", quiet)
     sets = [word for key, value in SAME.items() for word in ("--set", f"{key}={value}") if key != "run.rounds"]
-    words = ["collaborate", "--study", str(study.folder), "--sites", pattern, "--rounds", "3"]
+    words = ["run", "--method", "collaborate", "--study", str(study.folder), "--sites", pattern, "--rounds", "3"]
     done = RUNNER.invoke(app, [*words, "--out", str(tmp_path / "there"), *sets])
     assert done.exit_code == 0, (done.output, done.exception)
     there = json.loads((tmp_path / "there" / "summary.json").read_text())
@@ -139,11 +138,3 @@ def test_a_site_whose_rows_are_too_few_to_be_split_is_named() -> None:
         check_parts([("north", 2)], 0.4, 0.2)
     with pytest.raises(UsageError, match="must be positive"):
         check_parts([("north", 50)], 0.0, 0.2)
-
-
-def test_a_trial_of_one_target_names_the_command_for_all(tmp_path: Path) -> None:
-    mine, _ = hospitals(tmp_path)
-    study = study_of(tmp_path, mine)
-    words: list[Any] = ["study", "trial", str(study.folder), "--sites", str(tmp_path / "sites" / "*.csv")]
-    refused = RUNNER.invoke(app, [*words, "--method", "collaborate"])
-    assert "coterie collaborate --study" in str(refused.exception)

@@ -52,13 +52,15 @@ def test_a_coordinator_makes_a_study_to_try(tmp_path: Path) -> None:
     strange = RUNNER.invoke(app, [*made[:2], folder + "3", *made[3:-1], "flower"])
     assert "studies run on nvflare" in str(strange.exception)
     assert "whoever submits a run sends the code" in str(strange.exception)
-    tried = ["study", "trial", folder, "--sites", str(tmp_path / "sites" / "*.csv"), "--rounds", "2", "--json"]
+    tried = ["run", "--study", folder, "--sites", str(tmp_path / "sites" / "*.csv"), "--rounds", "2", "--json"]
     done = RUNNER.invoke(app, [*tried, "--set", "run.baselines=[]", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["outcome"] == "finished"
     live = RUNNER.invoke(app, ["run", "--study", folder])
     assert isinstance(live.exception, UsageError)
-    assert "coterie study trial" in str(live.exception)
+    assert "name files that stand for the sites: --sites" in str(live.exception)
+    alone = RUNNER.invoke(app, ["run", "--sites", "sites/*.csv"])
+    assert "--sites is for --study" in str(alone.exception)
     assert isinstance(RUNNER.invoke(app, ["study", "status", str(tmp_path)]).exception, UsageError)
     looked = RUNNER.invoke(app, ["doctor"])
     assert "disk" in looked.output

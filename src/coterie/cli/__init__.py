@@ -4,7 +4,8 @@ Each module of this package registers its commands on `app` when it is imported;
 """
 
 from coterie.cli.app import app, main  # isort: skip
-from coterie.cli import running, compare, report, reproduce, leaderboard  # isort: skip  # noqa: F401
-from coterie.cli import data, advise, export, study, listing  # isort: skip  # noqa: F401
+from coterie.cli import advise, report, export  # isort: skip  # noqa: F401
+from coterie.cli import running, compare, listing, leaderboard, reproduce  # isort: skip  # noqa: F401
+from coterie.cli import study, data  # isort: skip  # noqa: F401
 
 __all__ = ["app", "main"]

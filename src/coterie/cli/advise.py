@@ -6,12 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, importing, new_folder, print_json
+from coterie.cli.app import DECIDE, AllowCode, ConfigFile, Json, Sets, app, given, importing, new_folder, print_json
 from coterie.cli.data import data
 from coterie.errors import UsageError, clean
 
 
-@app.command(epilog="Example: coterie advise --clients 'sites/*.csv' --target mine.csv --label diagnosis --out advice")
+@app.command(
+    rich_help_panel=DECIDE,
+    epilog="Example: coterie advise --clients 'sites/*.csv' --target mine.csv --label diagnosis --out advice",
+)
 def advise(
     config: ConfigFile = None,
     clients: Annotated[str | None, typer.Option(help="The partners' files, as a pattern in quotes.")] = None,
@@ -112,19 +115,17 @@ def _of_study(
     from coterie.cli.engines import study_settings
     from coterie.experiment import config as configuration
 
+    resolved = configuration.load(None, {**study_settings(study, sites), **settings}, {})
     if sites is not None:
         from coterie.study.advice import advise_trial
 
-        here = {"run.problem": "study", "problem.folder": str(study), "run.engine": "embedded", "problem.sites": sites}
-        resolved = configuration.load(None, {**here, **settings}, {})
         return advise_trial(resolved, folder, measure=measure, cautious=cautious, say=say, force=force)
     from coterie.study.coordinator import advised
 
-    resolved = configuration.load(None, {**study_settings(study), **settings}, {})
     return advised(resolved, folder, measure=measure, cautious=cautious, force=force, json=json)
 
 
-@app.command(epilog="Example: coterie predict advice/model new.csv --out predictions.csv")
+@app.command(rich_help_panel=DECIDE, epilog="Example: coterie predict advice/model new.csv --out predictions.csv")
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A result folder with preprocess.json.")],
     file: Annotated[Path, typer.Argument(help="Rows to predict, with the columns of the training files.")],

@@ -42,6 +42,8 @@ def _options(
     gc.enable()  # the command line is read, and a command begins
 
 
+DECIDE, RESEARCH, PARTNERS, DATA = "Decide", "Research", "Partners", "Data"  # --help shows commands by reader
+
 CTRL_C = 130  # what typer makes of it
 LAYOUT = "\n\t"  # what an error may use of control characters: names of files and columns are somebody's text
 

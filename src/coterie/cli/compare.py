@@ -5,11 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
+from coterie.cli.app import RESEARCH, AllowCode, ConfigFile, Json, Sets, app, given, new_folder, print_json
 from coterie.errors import UsageError
 
 
-@app.command(epilog="Example: coterie compare --methods meritfed,fedavg,local-train --seeds 0,1,2 --out runs/compared")
+@app.command(
+    rich_help_panel=RESEARCH,
+    epilog="Example: coterie compare --methods meritfed,fedavg,local-train --seeds 0,1,2 --out runs/compared",
+)
 def compare(
     config: ConfigFile = None,
     methods: Annotated[

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.app import Json, app, print_rows
+from coterie.cli.app import DATA, Json, app, print_rows
 
 data = typer.Typer(help="Data sets: where they are looked for, what is there.", no_args_is_help=True)
-app.add_typer(data, name="data")
+app.add_typer(data, name="data", rich_help_panel=DATA)
 
 
 @data.command("list", epilog="Example: coterie data list")

@@ -66,17 +66,25 @@ def launcher(engine: str, problem: str = "") -> Callable[..., dict[str, Any]]:
     return launch
 
 
-def study_settings(folder: Path) -> dict[str, Any]:
-    """What a run of a study begins with: its problem and its engine."""
+def study_settings(folder: Path, sites: str | None = None) -> dict[str, Any]:
+    """What a run of a study begins with: its problem and its engine.
+
+    Args:
+        folder: of the study.
+        sites: the pattern of files that stand for the sites, to try it on this machine.
+    """
     from coterie.problems.sites.folder import Study
     from coterie.study.coordinator import network
 
     study = Study.read(folder)
-    if study.engine == "embedded":
-        raise UsageError(f"{folder} has no network; try it with: coterie study trial {folder} --sites 'sites/*.csv'.")
-    network(study.engine)
     problem = {f"problem.{key}": value for key, value in study.problem.items()}
-    return {"run.problem": "study", "run.engine": study.engine, "problem.folder": str(folder.resolve()), **problem}
+    problem |= {"run.problem": "study", "problem.folder": str(folder.resolve())}
+    if sites is not None:
+        return {**problem, "run.engine": "embedded", "problem.sites": sites}
+    if study.engine == "embedded":
+        raise UsageError(f"{folder} has no network; name files that stand for the sites: --sites 'sites/*.csv'.")
+    network(study.engine)
+    return {**problem, "run.engine": study.engine}
 
 
 def allow_registered(config: "Config") -> None:

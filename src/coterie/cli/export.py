@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.app import AllowCode, app
+from coterie.cli.app import DECIDE, AllowCode, app
 from coterie.errors import UsageError, clean
 
 
-@app.command(epilog="Example: coterie export advice/model --onnx model.onnx")
+@app.command(rich_help_panel=DECIDE, epilog="Example: coterie export advice/model --onnx model.onnx")
 def export(
     folder: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="A result folder with preprocess.json.")],
     onnx: Annotated[

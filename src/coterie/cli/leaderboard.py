@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.app import Json, app, new_folder, print_json
+from coterie.cli.app import RESEARCH, Json, app, new_folder, print_json
 from coterie.errors import RunError
 
 
-@app.command(epilog="Example: coterie leaderboard --problems friends,byzantine --methods meritfed,fedavg --seeds 0,1,2")
+@app.command(
+    rich_help_panel=RESEARCH,
+    epilog="Example: coterie leaderboard --problems friends,byzantine --methods meritfed,fedavg --seeds 0,1,2",
+)
 def leaderboard(
     scale: Annotated[str, typer.Option(help="small (minutes per problem) or paper.")] = "small",
     problems: Annotated[str | None, typer.Option(metavar="A,B", help="Only these; by default all with data.")] = None,

@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import Json, app, print_json, print_rows
+from coterie.cli.app import RESEARCH, Json, app, print_json, print_rows
 from coterie.errors import UsageError, unknown
 
 LISTS = ("methods", "problems", "engines", "papers", "models")
 
 
-@app.command("list", epilog="Example: coterie list methods meritfed")
+@app.command("list", rich_help_panel=RESEARCH, epilog="Example: coterie list methods meritfed")
 def list_(
     what: Annotated[str, typer.Argument(help="methods, problems, engines, papers or models")],
     name: Annotated[

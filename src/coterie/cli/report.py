@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from coterie.cli.app import Json, app, new_folder, print_json
+from coterie.cli.app import DECIDE, Json, app, new_folder, print_json
 from coterie.errors import RunError, clean
 
 
-@app.command(epilog="Example: coterie report runs/first")
+@app.command(rich_help_panel=DECIDE, epilog="Example: coterie report runs/first")
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Result folders; several are compared.")],
     out: Annotated[

@@ -6,13 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from coterie.cli.app import Json, app, new_folder, print_json, print_rows
+from coterie.cli.app import RESEARCH, Json, app, new_folder, print_json, print_rows
 from coterie.errors import RunError, UsageError
 
 TOLERANCE = 0.02  # two points of accuracy: the last bits differ from machine to machine, and training amplifies them
 
 
-@app.command(epilog="Example: coterie reproduce fednest-minimax --scale small --out runs/minimax")
+@app.command(
+    rich_help_panel=RESEARCH, epilog="Example: coterie reproduce fednest-minimax --scale small --out runs/minimax"
+)
 def reproduce(
     name: Annotated[str, typer.Argument(help="Which one; `list` for all of them; `check` compares stored results.")],
     stored: Annotated[

@@ -1,13 +1,28 @@
 """Runs: run, resume, tune."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coterie.cli.app import AllowCode, ConfigFile, Json, Sets, app, given, importing, new_folder, print_json
+from coterie.cli.app import (
+    RESEARCH,
+    AllowCode,
+    ConfigFile,
+    Json,
+    Sets,
+    app,
+    given,
+    importing,
+    new_folder,
+    print_json,
+    print_rows,
+)
 from coterie.cli.engines import allow_registered, engine_of, launcher, study_settings
 from coterie.errors import UsageError
+
+if TYPE_CHECKING:
+    from coterie.experiment.config import Config
 
 Superlink = Annotated[
     str | None,
@@ -15,7 +30,10 @@ Superlink = Annotated[
 ]
 
 
-@app.command(epilog="Example: coterie run --method meritfed --problem friends --rounds 200 --out runs/first")
+@app.command(
+    rich_help_panel=RESEARCH,
+    epilog="Example: coterie run --method meritfed --problem friends --rounds 200 --out runs/first",
+)
 def run(
     config: ConfigFile = None,
     method: Annotated[str | None, typer.Option(help="See `coterie list methods`; or file.py:function.")] = None,
@@ -32,12 +50,21 @@ def run(
     json: Json = False,
     force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
     study: Annotated[Path | None, typer.Option(help="The folder of a study: partners who keep their data.")] = None,
-    share: Annotated[bool, typer.Option("--share", help="With --study: send the model to the sites.")] = False,
+    sites: Annotated[
+        str | None, typer.Option(help="With --study: files that stand for the sites, to try it on one machine.")
+    ] = None,
+    share: Annotated[
+        bool, typer.Option("--share", help="With --study: send the model, or each its own, to the sites.")
+    ] = False,
 ) -> None:
     """Train with the clients, learn their weights, and show who helped.
 
     With nothing else: digits at 15 clients, of which 5 are the target's friends.
     """
+    if sites is not None and study is None:
+        raise UsageError(
+            "--sites is for --study; with files, use: --problem files --set problem.clients='sites/*.csv'."
+        )
     with importing():
         from coterie import plugins
         from coterie.consent import allow_code as allow
@@ -48,7 +75,7 @@ def run(
     flags = given(run_method=method, run_problem=problem, run_rounds=rounds, run_seed=seed, run_engine=engine)
     sets = configuration.parse_sets(set_ or [])
     if study is not None:
-        sets = {**study_settings(study), **sets}
+        sets = {**study_settings(study, sites), **sets}
     plugins.typed({**sets, **flags})
     if is_address(address := sets.get("engine.address")):
         allow(address)  # the caller's own word, until this command ends
@@ -60,13 +87,14 @@ def run(
         allow_registered(resolved)
         options = {"superlink": superlink, "json": json, "share": share}
         show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
+        _deliver(resolved, folder, json)
         return
     if superlink is not None:
         raise UsageError("--superlink is for --engine flower; add that, or leave it out.")
     show(lambda watch: run_experiment(resolved, folder, watch, force=force), folder, json)
 
 
-@app.command(epilog="Example: coterie resume runs/first")
+@app.command(rich_help_panel=RESEARCH, epilog="Example: coterie resume runs/first")
 def resume(
     folder: Annotated[Path, typer.Argument(help="The result folder of what was interrupted.")],
     superlink: Superlink = None,
@@ -92,12 +120,14 @@ def resume(
         allow_registered(config)
         options = {"superlink": superlink, "json": json}
         show(lambda watch: launch(config, folder, watch, force=False, resume=True, options=options), folder, json)
+        _deliver(config, folder, json)
         return
     show(lambda watch: resume_experiment(folder, watch), folder, json, resumed=True)
 
 
 @app.command(
-    epilog="Example: coterie tune --problem groups --method bilevel --grid method.step=0.05,0.02 --out runs/tuned"
+    rich_help_panel=RESEARCH,
+    epilog="Example: coterie tune --problem groups --method bilevel --grid method.step=0.05,0.02 --out runs/tuned",
 )
 def tune(
     config: ConfigFile = None,
@@ -163,6 +193,27 @@ def _resume_many(folder: Path, json: bool) -> None:
     show_grid(console, result, str(folder))
     if json:
         print_json(result)
+
+
+def _deliver(config: "Config", folder: Path, json: bool) -> None:
+    """Where every site of a study was a target: show who has which model, and give it to the files of a trial."""
+    if config.run.problem != "study":
+        return
+    from coterie.experiment.config import load
+    from coterie.study.delivery import as_line, deliver_trial, is_personal
+
+    if not is_personal(folder):
+        return
+    tried = config.run.engine == "embedded"
+    lines = deliver_trial(load(folder / "config.toml"), folder) if tried else [as_line(folder / "own")]
+    if not json:
+        print_rows(lines, json)
+        print(f"Your own model and row are in {folder / 'own'}", end="")
+        print(
+            f", those of each site in {folder / 'sites'}."
+            if tried
+            else "; a site takes its own by: coterie site receive."
+        )
 
 
 def show(start: Any, folder: Path, json: bool, *, resumed: bool = False) -> None:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from click import Choice
 
-from coterie.cli.app import Json, Sets, app, given, new_folder, print_json, print_rows
+from coterie.cli.app import PARTNERS, Json, app, print_json, print_rows
 from coterie.errors import UsageError
 
 if TYPE_CHECKING:
-    from coterie.experiment.config import Config
+    pass
 
 study = typer.Typer(help="Studies with partners who keep their data: the coordinator.", no_args_is_help=True)
 site = typer.Typer(help="Studies with partners who keep their data: a partner's site.", no_args_is_help=True)
-app.add_typer(study, name="study")
-app.add_typer(site, name="site")
+app.add_typer(study, name="study", rich_help_panel=PARTNERS)
+app.add_typer(site, name="site", rich_help_panel=PARTNERS)
 
 Folder = Annotated[Path, typer.Argument(metavar="STUDY", help="The folder of the study.")]
 Home_ = Annotated[Path | None, typer.Option("--home", help="The site's folder; by default below your state directory.")]
@@ -52,7 +52,7 @@ def new(
 ) -> None:
     """Make a study of your file: study.toml, certificates, one invitation per partner, and settings for their sites.
 
-    With --engine embedded it can only be tried on this machine, by `coterie study trial`.
+    With --engine embedded it can only be tried on this machine.
     """
     from coterie.problems.sites.folder import Study
     from coterie.problems.sites.terms import terms_of
@@ -91,7 +91,7 @@ def new(
     print("the words of your columns of words. Your rows stay here.")
     if engine != "embedded":
         print(f"Then: coterie study serve {folder}")
-    print(f"To try it on this machine: coterie study trial {folder} --sites 'sites/*.csv'")
+    print(f"To try it on this machine: coterie run --study {folder} --sites 'sites/*.csv'")
 
 
 @study.command(epilog="Example: coterie study invite hospitals --partners east")
@@ -149,89 +149,6 @@ def status(
     if ask:
         coordinator.agreed(found, stderr_logger({"json": json}))
     print_rows(coordinator.status(found), json)
-
-
-@study.command(epilog="Example: coterie study trial hospitals --sites 'sites/*.csv' --method meritfed")
-def trial(
-    folder: Folder,
-    sites: Annotated[str, typer.Option(help="Pattern of the files that stand for the partners' sites.")],
-    method: Annotated[str, typer.Option(help="See `coterie list methods`.")] = "meritfed",
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds to train.")] = 60,
-    unseen: Annotated[
-        Literal["refuse", "share", "missing"], typer.Option(help="What sites do with categories that you do not have.")
-    ] = "refuse",
-    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
-    set_: Sets = None,
-    json: Json = False,
-) -> None:
-    """Run the whole study on this machine, without a network: every file is read by itself, and answers orders only."""
-    from coterie.experiment import config as configuration
-
-    flags = _trial_flags(folder, sites, unseen) | {"run.method": method, "run.rounds": rounds}
-    sets = {"run.baselines": ["local-train", "fedavg"], **configuration.parse_sets(set_ or [])}
-    resolved = configuration.load(None, sets, flags)
-    if resolved.problem["everyone"]:
-        raise UsageError(f"{method} makes every site a target; try it with: coterie collaborate --study {folder}.")
-    _run_trial(resolved, out or new_folder("trial", folder.resolve().name, method), json, force=False)
-
-
-def _trial_flags(folder: Path, sites: str, unseen: str) -> dict[str, Any]:
-    problem = {"problem.folder": str(folder), "problem.sites": sites, "problem.unseen": unseen}
-    return {"run.problem": "study", "run.engine": "embedded", **problem}
-
-
-def _run_trial(config: "Config", folder: Path, json: bool, *, force: bool) -> None:
-    from coterie.cli.running import show
-    from coterie.engines.embedded import launch
-
-    show(lambda watch: launch(config, folder, watch, force=force, resume=False, options={}), folder, json)
-
-
-@app.command(epilog="Example: coterie collaborate --study hospitals")
-def collaborate(
-    study: Annotated[Path, typer.Option(help="The folder of a study: partners who keep their data.")],
-    sites: Annotated[
-        str | None, typer.Option(help="Files that stand for the sites, to try it on one machine, as a pattern.")
-    ] = None,
-    unseen: Annotated[
-        Literal["refuse", "share", "missing"],
-        typer.Option(help="With --sites: what sites do with categories that you do not have."),
-    ] = "refuse",
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds to train.")] = 60,
-    seed: Annotated[int | None, typer.Option(help="Fixes splits, start and every draw.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The result folder; by default a new one under runs/.")] = None,
-    set_: Sets = None,
-    json: Json = False,
-    force: Annotated[bool, typer.Option("--force", help="Empty an existing result folder first.")] = False,
-) -> None:
-    """Train with every site as a target: each receives its own model and its own row of the weights, and only these.
-
-    A site splits its own rows into those that train, validate and test. You see every model and the whole matrix of
-    weights, but not how well the model of another site does: it is tested there.
-    """
-    from coterie.cli.engines import launcher, study_settings
-    from coterie.experiment import config as configuration
-    from coterie.study.delivery import as_line, deliver_trial
-
-    folder = out or new_folder("collaborate", study.resolve().name)
-    flags = {"run.method": "collaborate", "run.rounds": rounds, **given(run_seed=seed)}
-    sets = {"run.baselines": [], **configuration.parse_sets(set_ or [])}
-    if sites is not None:
-        resolved = configuration.load(None, sets, flags | _trial_flags(study, sites, unseen))
-        _run_trial(resolved, folder, json, force=force)
-        lines = deliver_trial(configuration.load(folder / "config.toml"), folder)
-        if not json:
-            print_rows(lines, json)
-            print(f"Each site's model and row are in {folder / 'sites'}, your own in {folder / 'own'}.")
-        return
-    from coterie.cli.running import show
-
-    resolved = configuration.load(None, {**study_settings(study), **sets}, flags)
-    launch, options = launcher(resolved.run.engine, "study"), {"json": json, "share": True}
-    show(lambda watch: launch(resolved, folder, watch, force=force, resume=False, options=options), folder, json)
-    if not json:
-        print_rows([as_line(folder / "own")], json)
-        print(f"Your own model and row are in {folder / 'own'}; the sites have theirs by: coterie site receive.")
 
 
 @study.command(epilog="Example: coterie study kept hospitals north")
@@ -358,7 +275,7 @@ def leave(home: Home_ = None) -> None:
     print(f"and lists what is kept there of this site with: coterie study kept {about.study} {about.site}")
 
 
-@app.command(epilog="Example: coterie doctor hospitals")
+@app.command(rich_help_panel=PARTNERS, epilog="Example: coterie doctor hospitals")
 def doctor(
     folder: Annotated[Path | None, typer.Argument(help="The folder of a study, or of a site.")] = None,
     json: Json = False,

@@ -53,8 +53,8 @@ def _run(config: Config, folder: Path, watch: Watch, network: Any, *, force: boo
 def _study(config: Config, folder: Path, watch: Watch, *, force: bool, again: bool) -> dict[str, Any]:
     if not config.problem["sites"]:
         raise UsageError(
-            "problem study on run.engine = embedded is a trial: name the sites' files with "
-            "problem.sites='sites/*.csv', or run the study on its own engine with: coterie run --study DIR."
+            "problem study on run.engine = embedded is a trial: name the sites' files, "
+            "coterie run --study DIR --sites 'sites/*.csv', or leave the engine out."
         )
     study = Study.read(config.problem["folder"])
     sites = examined_sites(study, config.problem["sites"], Choices(unseen=config.problem["unseen"]))

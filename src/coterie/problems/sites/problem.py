@@ -28,10 +28,7 @@ from coterie.problems.weighting import Weighting
 from coterie.settings import Name, NonNegative
 
 COORDINATOR = "(the coordinator)"
-HOW = (
-    "problem study is run by: coterie run --study DIR, or on one machine by: "
-    "coterie study trial DIR --sites 'sites/*.csv'"
-)
+HOW = "problem study is run by: coterie run --study DIR, or on one machine with --sites 'sites/*.csv'"
 
 
 @dataclass(frozen=True)
