@@ -1,153 +1,92 @@
-"""All that the grid knows of coterie: how an advice is asked for, what its file says, and what its models predict.
+"""All that the grid knows of coterie: how an advice is asked for, what it says, and what its model predicts.
 
-If keys of advice.json change, this is the only module to change.
+If keys of advice.json or keywords of `coterie.advise` change, this is the only module to change.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Mapping
 from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.tables.references import aligned
-from coterie.advise.advise import Effort, advise, prepare_files
-from coterie.errors import CoterieError
-from coterie.experiment import config as configuration
-from coterie.experiment.predict import predict
+import coterie
+from benchmarks.tables.federations import Federation, Partner
+from benchmarks.tables.models import Task
+from benchmarks.tables.sources import Columns
 from coterie.problems.files.findings import BadFiles
 
-HELPS, HARMS = "helps", "harms"
-VERDICTS = ("helps", "may help", "no use", "cannot tell", "harms")
-MEASURES = {"squared_error": "mse"}  # where the grid has another name
-QUICK_ROUNDS = 5
+CAUTIOUS = {"cautious": True}
+DIFFERS, COPY = "differs", "copy"
+COPIED = ("copy", "copies", "also in", "same rows")  # words of a finding before training
 
 
-class Judged(NamedTuple):
-    """What an advice says of one partner; probability that it helps is None where none is given."""
+class Answer(NamedTuple):
+    """Predictions for the test rows in the order of the task's classes, and what is said; or the error."""
 
-    file: str
-    verdict: str
-    gain: tuple[float, float, float]
-    probability: float | None
-    weight: float | None
-
-
-class Compared(NamedTuple):
-    """What is delivered against training alone: the measure, and the gain with its interval, positive where better."""
-
-    measure: str
-    gain: tuple[float, float, float]
-    probability: float | None
-
-
-class Advice(NamedTuple):
-    """An advice, or why there is none. `stopped` holds what was questioned before: (file, what)."""
-
-    partners: tuple[Judged, ...]
-    answer: str
-    delivered: str
-    compared: tuple[Compared, ...]
-    stopped: tuple[tuple[str, str], ...]
-    seconds: float
+    predicted: np.ndarray | None = None
+    partners: Mapping[str, dict[str, Any]] = {}
+    worth_it: str = ""
+    stated: float | None = None
+    seconds: float = 0.0
     error: str = ""
 
+    def said_of(self, one: Partner) -> dict[str, Any]:
+        """What is said of a partner, and whether its planted fault is named; nothing where it is not spoken of."""
+        said = self.partners.get(one.name, {})
+        return {**said, "fault_named": one.fault in said["named"]} if said else {}
 
-def asked(folder: Path, label: str, seed: int, *, quick: bool = False) -> Advice:
-    """The advice on a scenario's folder; where files are questioned, once more with every proposal accepted."""
-    settings: dict[str, Any] = {}
+
+def asked(drawn: Federation, task: Task, seed: int, without: str = "", **options: Any) -> Answer:
+    """The advice on a federation; where files are questioned, once more with every proposal accepted.
+
+    Args:
+        drawn: the federation.
+        task: what is predicted.
+        seed: of the advice.
+        without: the name of a partner that is left out.
+        options: keywords of `coterie.advise`.
+    """
+    partners = {one.name: one.columns for one in drawn.partners if one.name != without}
+    more = options | ({"event": task.event} if task.event else {"kind": "regression"} if task.kind == "numbers" else {})
+    questioned: list[tuple[str, str]] = []
     start = process_time()
-    stopped: tuple[tuple[str, str], ...] = ()
     try:
         try:
-            found = _advised(folder, label, seed, settings, quick)
+            advice = coterie.advise(drawn.own, partners, task.label, seed=seed, **more)
         except BadFiles as error:
-            stopped = tuple((one.file, one.what) for one in error.findings)
-            settings = {"problem.repair": True}
-            found = _advised(folder, label, seed, settings, quick)
+            questioned = [(one.file, one.what) for one in error.findings]
+            advice = coterie.advise(drawn.own, partners, task.label, seed=seed, repair=True, **more)
+        predicted = outputs(advice, task, drawn.test)
     except Exception as error:  # whatever ends an advice is a result of the grid
-        return Advice((), "", "", (), stopped, process_time() - start, f"{type(error).__name__}: {error}")
-    seconds = process_time() - start
-    return read(found)._replace(stopped=stopped, seconds=seconds)
+        return Answer(seconds=process_time() - start, error=f"{type(error).__name__}: {error}"[:500])
+    data, seconds = advice.data, process_time() - start
+    said = {entry["name"]: judged(entry, drawn, questioned) for entry in data["partners"]}
+    return Answer(predicted, said, str(data["worth_it"]), _value(data["delivered"]["gain"]), seconds)
 
 
-def _advised(folder: Path, label: str, seed: int, settings: Mapping[str, Any], quick: bool) -> Mapping[str, Any]:
-    effort = Effort(1, 99, 0) if quick else Effort()
-    return advise(_configured(folder, label, seed, settings, quick), folder / "advice", effort, force=True)
+def outputs(advice: Any, task: Task, rows: Columns) -> np.ndarray:
+    """Probabilities in the order of the task's classes; numbers; of times a number that is larger the later."""
+    features = {name: values for name, values in rows.items() if name not in (task.label, task.event)}
+    if task.kind != "classes":
+        found = np.asarray(advice.predict(features), dtype=float)
+        return -found if task.kind == "times" else found  # of times it is a risk
+    shares, known = advice.predict_proba(features), [str(name) for name in advice.classes]
+    return np.stack([shares[:, known.index(k)] if k in known else np.zeros(len(shares)) for k in task.classes], 1)
 
 
-def _configured(folder: Path, label: str, seed: int, settings: Mapping[str, Any], quick: bool) -> configuration.Config:
-    """As `coterie advise` makes it."""
-    from coterie.cli.advise import ROUNDS
-
-    flags = {
-        "run.rounds": QUICK_ROUNDS if quick else ROUNDS,
-        "run.problem": "files",
-        "run.seed": seed,
-        "problem.clients": f"{folder}/sites/*.csv",
-        "problem.target": f"{folder}/mine.csv",
-        "problem.label": label,
-    }
-    return configuration.load(None, dict(settings), flags)
-
-
-def questioned(folder: Path, label: str, seed: int) -> list[tuple[str, str]]:
-    """(file, what) of all that is found in a scenario's files before training; nothing is trained."""
-    try:
-        prepared = prepare_files(_configured(folder, label, seed, {}, True), 1)
-    except BadFiles as error:
-        return [(one.file, one.what) for one in error.findings]
-    except CoterieError as error:
-        return [("", str(error))]
-    known = [(one.file, one.what) for one in prepared.findings]
-    return known + [("", note) for note in prepared.notes if not any(what in note for _, what in known)]
-
-
-def read(found: Mapping[str, Any]) -> Advice:
-    """What advice.json says."""
-    partners = tuple(
-        Judged(one["name"], one["verdict"], _interval(one["gain"]), one.get("probability"), _value(one.get("weight")))
-        for one in found["partners"]
-    )
-    return Advice(partners, str(found["worth_it"]), found["delivered"]["strategy"], _compared(found), (), 0.0)
-
-
-def _compared(found: Mapping[str, Any]) -> tuple[Compared, ...]:
-    """The comparison of what is delivered with training alone, in the advice's own measure."""
-    own, name = found["delivered"], str(found["measure"]["name"])
-    return (Compared(MEASURES.get(name, name), _interval(own["gain"]), own["probability"]),)
-
-
-def _interval(given: Mapping[str, float]) -> tuple[float, float, float]:
-    return given["value"], given["low"], given["high"]
+def judged(entry: Mapping[str, Any], drawn: Federation, questioned: list[tuple[str, str]]) -> dict[str, Any]:
+    """What advice.json and the questions before it say of a partner: named are columns that are said to differ."""
+    before = " ".join(what for file, what in questioned if entry["name"] in file)
+    differs = entry["verdict"] == DIFFERS or "differs" in entry
+    said = f"{before} {json.dumps({key: entry[key] for key in entry if key != 'name'})}" if differs else before
+    columns = [*drawn.table.features, drawn.table.label]
+    named = [column for column in columns if re.search(rf"(?<!\w){re.escape(column)}(?!\w)", said)]
+    copy = entry["verdict"] == COPY or any(word in before for word in COPIED)
+    told = {"verdict": entry["verdict"], "probability": entry.get("probability"), "gain": _value(entry.get("gain"))}
+    return {**told, "named": named, "copy": copy}
 
 
 def _value(given: Any) -> float | None:
-    found: float | None = given["value"] if isinstance(given, Mapping) else given
-    return found
-
-
-def predicted(folder: Path, file: Path, classes: Sequence[str]) -> np.ndarray:
-    """Probabilities [n, classes] or numbers [n] for a file's rows by a stored model."""
-    table = predict(folder, file)
-    if not classes:
-        return np.array([float(row[1]) for row in table.rows])
-    found = [name[2:-1] for name in table.header[2:]]
-    return aligned(np.array([[float(share) for share in row[2:]] for row in table.rows]), found, classes)
-
-
-def delivered_model(folder: Path) -> Path:
-    """The model that the advice on a scenario's folder delivered."""
-    return folder / "advice" / "model"
-
-
-def alone_model(folder: Path) -> Path:
-    """The model of the own rows alone that the advice stored beside the one it delivered."""
-    return folder / "advice" / "alone"
-
-
-def label_deviation(model: Path) -> float:
-    """What a number's error is divided by in an advice's own measure; 1 for classes."""
-    stored = json.loads((model / "preprocess.json").read_text())
-    return float(stored.get("label_deviation") or 1.0)
+    return given.get("value") if isinstance(given, Mapping) else given

@@ -1,205 +1,116 @@
-"""One run of the grid: files, advice, models on test rows, references. One JSON file per run; what exists is kept."""
+"""One run of the grid: a federation, its advices, references, and the truth about its partners. One JSON file each."""
 
 import json
 import os
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import product
 from pathlib import Path
-from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
+from joblib import Parallel, delayed
 
 from benchmarks.tables import adapter
-from benchmarks.tables.references import (
-    better,
-    boosted,
-    codes_of,
-    linear,
-    measures,
-    pooled,
-    single_threaded,
-    spread_of_difference,
-)
-from benchmarks.tables.scenario import Scenario, scenario
+from benchmarks.tables.federations import federation
+from benchmarks.tables.models import Task, measure, task_of
+from benchmarks.tables.references import references
 from benchmarks.tables.sources import SOURCES, Table
 
-VERSION = 1
-FRIENDLY = ("friend", "unit")  # a repaired unit error leaves a friend
+VERSION = 2
+BLOCKS = 20  # of the jackknife
+UNPLANTED = ("heart", "flights", "plebiscite", "exams", "wages")  # small, or of interest for their sites only
+SIZES = (60, 150, 400)
+PROVEN = ("mix", "friends", "useless", "natural")  # kinds of which gains are told; faults and copies only of names
 
 
 class Run(NamedTuple):
-    """Which run: table, cell, own rows, the split's seed, the advice's seed."""
+    """Which federation."""
 
     table: str
-    cell: str
+    kind: str
     own: int
-    split: int
-    seed: int = 0
+    seed: int
 
     @property
     def file(self) -> str:
         """Where its record is."""
-        return f"{self.table}-{self.cell}-{self.own}-{self.split:03d}-{self.seed}.json"
+        return f"{self.table}-{self.kind}-{self.own}-{self.seed}.json"
 
 
-def grid(
-    tables: Iterable[str], cells: Iterable[str], own: Iterable[int], splits: Iterable[int], seeds: Iterable[int]
-) -> Iterator[Run]:
-    """All runs, split after split, so that an unfinished grid holds a little of everything."""
-    tables, cells, own, seeds = list(tables), list(cells), list(own), list(seeds)
-    for split in splits:
-        for rows in own:
-            for cell in cells:
-                for table in tables:
-                    yield from (Run(table, cell, rows, split, seed) for seed in seeds)
+def standard() -> Iterator[Run]:
+    """The grid, what matters most first; tables without sites have no natural federation."""
+    planted = [name for name in SOURCES if name not in UNPLANTED]
+    yield from (Run(name, "mix", own, 0) for own, name in product(SIZES, planted))
+    yield from (Run(name, "natural", own, seed) for seed, own, name in product(range(2), SIZES, SOURCES))
+    yield from (Run(name, kind, SIZES[k % 3], 0) for kind in ("useless", "friends") for k, name in enumerate(planted))
+    yield from (Run(name, "mix", 150, 1) for name in planted)
+    yield from (Run(name, kind, own, 0) for kind, own, name in product(("faults", "copies"), SIZES, planted))
 
 
-def measured(run: Run, *, table: Table | None = None, quick: bool = False) -> dict[str, Any]:
-    """The record of one run.
+@cache
+def loaded(name: str) -> Table:
+    """A table, once per process."""
+    return SOURCES[name](name)
+
+
+def measured(run: Run, *, plain: bool = False, table: Table | None = None) -> dict[str, Any] | None:
+    """The record of one run; None where the table has no such federation.
 
     Args:
         run: which one.
+        plain: the advice only, as for a procedure that is compared: no references, no other option, no truth.
         table: the rows; by default those of `SOURCES`.
-        quick: few rounds and placebos, to try the grid itself.
     """
-    data = SOURCES[run.table].load(run.table) if table is None else table
-    drawn = scenario(data, run.cell, run.own, run.split)
-    classes = sorted(set(data.labels)) if data.kind == "classification" else []
-    with tempfile.TemporaryDirectory(prefix="coterie-tables-") as name:
-        folder = Path(name)
-        drawn.write(folder)
-        advice = adapter.asked(folder, data.label, run.seed, quick=quick)
-        record = {"version": VERSION, **run._asdict(), "kind": data.kind, "classes": len(classes)}
-        record |= {"own_rows": drawn.own.rows, "test_rows": drawn.test.rows, "partners": truths(drawn, advice)}
-        record |= {"answer": advice.answer, "delivered": advice.delivered, "error": advice.error}
-        record |= {"seconds": advice.seconds, "unit_fault": unit_fault(drawn, advice)}
-        if advice.error:
-            return record
-        return record | scored(drawn, advice, classes, folder, run.seed, quick)
-
-
-def truths(drawn: Scenario, advice: adapter.Advice) -> list[dict[str, Any]]:
-    """Each partner with its truth and what the advice says of it; no verdict where the advice does not name it."""
-    said = {one.file: one for one in advice.partners}
-    partners = []
-    for partner in drawn.partners:
-        entry: dict[str, Any] = {"file": partner.file, "truth": partner.truth, "rows": partner.rows}
-        judged = said.get(partner.file)
-        partners.append(entry | (judged._asdict() if judged else {"verdict": None}))
-    return partners
-
-
-def unit_fault(drawn: Scenario, advice: adapter.Advice) -> dict[str, Any] | None:
-    """Whether the unit error was questioned, and what else was; None where there is no unit error."""
-    wrong = next((one for one in drawn.partners if one.truth == "unit"), None)
-    if wrong is None:
+    drawn = federation(table or loaded(run.table), run.kind, run.own, run.seed)
+    if drawn is None:
         return None
-    found = [what for file, what in advice.stopped if file == wrong.file and repr(wrong.column) in what]
-    others = [f"{file}: {what}" for file, what in advice.stopped if what not in found]
-    return {"column": wrong.column, "found": bool(found), "others": others}
+    task = task_of(drawn.table, drawn.own)
+    y = task.targets(drawn.test)
+    answer = adapter.asked(drawn, task, run.seed)
+    found, proven = {"veto": answer.predicted}, not plain and run.kind in PROVEN
+    if proven:
+        found |= references(drawn)
+        found["cautious"] = adapter.asked(drawn, task, run.seed, **adapter.CAUTIOUS).predicted
+    known = {name: one for name, one in found.items() if one is not None and np.isfinite(one).all()}
+    record = {"version": VERSION, **run._asdict(), "task": task.kind, "test_rows": len(y)}
+    record |= {key: getattr(answer, key) for key in ("error", "seconds", "worth_it", "stated")}
+    record |= {"scores": {name: measure(task, one, y) for name, one in known.items()}, "partners": []}
+    if {"veto", "best alone"} <= known.keys():
+        record["test_error"] = jackknife(task, known["veto"], known["best alone"], y)
+    for one in drawn.partners:
+        entry = {"name": one.name, "truth": one.truth, "fault": one.fault, **answer.said_of(one)}
+        if proven and "veto" in known:
+            without = adapter.asked(drawn, task, run.seed, without=one.name).predicted
+            entry["adds"] = None if without is None else record["scores"]["veto"] - measure(task, without, y)
+        record["partners"].append(entry)
+    return record
 
 
-def scored(
-    drawn: Scenario, advice: adapter.Advice, classes: Sequence[str], folder: Path, seed: int, quick: bool
-) -> dict[str, Any]:
-    """Measures on the test rows of what was delivered, of coterie's model alone, and of the references."""
-    truth = codes_of(drawn.test.labels, classes)
-    model = adapter.delivered_model(folder)
-    alone = adapter.alone_model(folder)
-    deviation = adapter.label_deviation(model)
-    delivered = adapter.predicted(model, folder / "test.csv", classes)
-    if not np.isfinite(delivered).all():
-        return {"error": "the delivered model predicts no finite numbers"}
-    found = {"delivered": delivered, "coterie alone": adapter.predicted(alone, folder / "test.csv", classes)}
-    start = process_time()
-    gains = single_threaded(lambda: references(drawn, advice, classes, found, truth, deviation))
-    scores = {name: measures(one, truth, deviation) for name, one in found.items()}
-    single = next(name for name in ("coterie alone", "alone") if name in found and np.isfinite(found[name]).all())
-    errors = spread_of_difference(delivered, found[single], truth, deviation)
-    main = scores["delivered"]
-    return {
-        "scores": scores,
-        "compared_with": single,
-        "partner_gains": gains,
-        "reference_seconds": process_time() - start,
-        "intervals": [
-            {
-                "measure": one.measure,
-                "gain": one.gain,
-                "probability": one.probability,
-                "true": better(one.measure, main[one.measure], scores[single][one.measure]),
-                "test_error": errors[one.measure],
-            }
-            for one in advice.compared
-            if one.measure in main
-        ],
-    }
-
-
-def references(
-    drawn: Scenario,
-    advice: adapter.Advice,
-    classes: Sequence[str],
-    found: dict[str, np.ndarray],
-    truth: np.ndarray,
-    deviation: float,
-) -> dict[str, dict[str, float]]:
-    """Adds the references' predictions to found; returns what each partner, pooled by hand, adds to the own rows."""
-    helpers = {one.file for one in advice.partners if one.verdict == adapter.HELPS}
-    chosen = {
-        "friends": [one.clean for one in drawn.partners if one.truth in FRIENDLY],
-        "helpers": [one.clean for one in drawn.partners if one.file in helpers],
-        "all": [one.clean for one in drawn.partners],
-    }
-    alone = linear(drawn.own, drawn.test, classes)
-    found["alone"] = alone.predicted
-    for name, tables in chosen.items():
-        found[name] = linear(pooled([drawn.own, *tables]), drawn.test, classes).predicted if tables else alone.predicted
-    found["boosting alone"] = boosted(drawn.own, drawn.test, classes)
-    before = measures(alone.predicted, truth, deviation)
-    gains = {}
-    for partner in drawn.partners:
-        with_it = linear(pooled([drawn.own, partner.clean]), drawn.test, classes, alone.strength).predicted
-        after = measures(with_it, truth, deviation)
-        gains[partner.file] = {name: better(name, after[name], before[name]) for name in after}
-    return gains
+def jackknife(task: Task, one: np.ndarray, other: np.ndarray, y: np.ndarray) -> float:
+    """The standard error of the difference of two models' measures on the test rows."""
+    block = np.arange(len(y)) % BLOCKS
+    left = [block != k for k in range(BLOCKS)]
+    gaps = np.array([measure(task, one[kept], y[kept]) - measure(task, other[kept], y[kept]) for kept in left])
+    return float(np.sqrt((BLOCKS - 1) * gaps.var()))
 
 
 def stored(folder: Path) -> list[dict[str, Any]]:
     """All records of a folder, in order of their names."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [one for one in found if one]
 
 
-def write(folder: Path, run: Run, record: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    path = folder / run.file
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.replace(path)
-
-
-def perform(runs: Iterable[Run], folder: Path, jobs: int = 1, *, quick: bool = False) -> int:
+def perform(runs: Iterable[Run], folder: Path, jobs: int = 1, *, plain: bool = False) -> int:
     """All runs that are not stored yet, in so many processes; how many there were."""
     folder.mkdir(parents=True, exist_ok=True)
-    left = [run for run in runs if not (folder / run.file).exists()]
-    if jobs == 1:
-        for number, run in enumerate(left, 1):
-            _performed(run, folder, quick)
-            print(f"{number} of {len(left)}: {run.file}", flush=True)
-        return len(left)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(_performed, run, folder, quick): run for run in left}
-        for number, done in enumerate(as_completed(waiting), 1):
-            done.result()
-            print(f"{number} of {len(left)}: {waiting[done].file}", flush=True)
+    left = [run for run in dict.fromkeys(runs) if not (folder / run.file).exists()]
+    Parallel(jobs, verbose=10)(delayed(_performed)(run, folder, plain) for run in left)
     return len(left)
 
 
-def _performed(run: Run, folder: Path, quick: bool) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    write(folder, run, measured(run, quick=quick))
+def _performed(run: Run, folder: Path, plain: bool) -> None:
+    """The record is written whole or not at all."""
+    partial = (folder / run.file).with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(json.dumps(measured(run, plain=plain), indent=1) + "\n")
+    partial.replace(folder / run.file)

