@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.tables import adapter, references, runs, summary
+from benchmarks.tables import adapter, references, runs, sources, summary
 from benchmarks.tables.__main__ import THREADS, main
 from benchmarks.tables.adapter import Answer, judged
 from benchmarks.tables.federations import KINDS, Federation, federation
@@ -175,6 +175,7 @@ def test_the_advice_of_coterie_is_asked_and_kept(monkeypatch: pytest.MonkeyPatch
     for name in THREADS:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(runs, "standard", lambda: [Run("made", "natural", 60, 0)])
+    monkeypatch.setattr(sources, "find_spec", lambda name: object())  # a table that is made needs no package
     main(["run", "--plain", "--out", str(tmp_path), "--tables", "made"])
     (record,) = runs.stored(tmp_path)
     assert record["error"] == ""
@@ -185,23 +186,23 @@ def test_the_advice_of_coterie_is_asked_and_kept(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_record_holds_what_every_partner_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(found: Federation, task: Task, seed: int, without: str = "", **options: Any) -> Answer:
+    def asked(found: Federation, task: Task, seed: int, only: str = "", **options: Any) -> Answer:
         if options:
             return Answer(error="no such option")
-        shift = 0.0 if without == "site_02" else 1.0
+        shift = 0.0 if only == "site_02" else 1.0
         score = shift * (found.test["x 0"] - found.test["x 1"])
         said = {
             one.name: {"verdict": "helps", "probability": 0.9, "named": [], "copy": False} for one in found.partners
         }
-        return Answer(np.stack([-score, score], 1), said, "yes", 0.1, 1.0)
+        return Answer(np.stack([-score, score], 1), np.stack([score, -score], 1), said, "yes", 0.1, 1.0)
 
     monkeypatch.setattr(adapter, "asked", asked)
     record = runs.measured(Run("made", "friends", 60, 0), table=made())
     assert record is not None
-    assert set(record["scores"]) == {"veto", "best alone", "own stack", "pooled", "add-one"}
+    assert set(record["scores"]) == {"veto", "alone", "best alone", "own stack", "pooled", "add-one"}
     adds = {one["name"]: one["adds"] for one in record["partners"]}
-    assert adds["site_02"] == pytest.approx(record["scores"]["veto"] - 0.5)
-    assert adds["site_01"] == 0.0
+    assert adds["site_02"] == pytest.approx(0.5 - record["scores"]["alone"])
+    assert adds["site_01"] == pytest.approx(record["scores"]["veto"] - record["scores"]["alone"])
     assert 0.0 < record["test_error"] < 0.02
 
 
@@ -272,8 +273,6 @@ def test_errors_are_bootstrapped_over_federations_and_tables() -> None:
 def test_a_missing_package_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from benchmarks.tables import sources
-
     monkeypatch.setattr(sources, "find_spec", lambda name: None)
     for name in THREADS:
         monkeypatch.setenv(name, "1")

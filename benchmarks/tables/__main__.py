@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     run.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     run.add_argument("--jobs", type=int, default=1, help="processes")
     run.add_argument("--plain", action="store_true", help="the advice only: no references, no truth of partners")
+    run.add_argument("--no-truths", action="store_true", help="do not ask again with each partner alone")
     run.add_argument("--out", type=Path, required=True)
     show = commands.add_parser("show", help="the tables of a folder as Markdown")
     show.add_argument("folder", type=Path)
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name} is skipped: {lack}", flush=True)
     tables = [name for name in options.tables if name not in absent]
     wanted = [one for one in runs.standard() if one.table in tables and one.kind in options.kinds]
-    done = runs.perform(wanted, options.out, options.jobs, plain=options.plain)
+    done = runs.perform(wanted, options.out, options.jobs, plain=options.plain, truths=not options.no_truths)
     print(f"{done} runs; python -m benchmarks.tables show {options.out}")
 
 

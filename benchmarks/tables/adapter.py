@@ -15,6 +15,7 @@ import coterie
 from benchmarks.tables.federations import Federation, Partner
 from benchmarks.tables.models import Task
 from benchmarks.tables.sources import Columns
+from coterie.experiment.predict import load_model
 from coterie.problems.files.findings import BadFiles
 
 CAUTIOUS = {"cautious": True}
@@ -26,6 +27,7 @@ class Answer(NamedTuple):
     """Predictions for the test rows in the order of the task's classes, and what is said; or the error."""
 
     predicted: np.ndarray | None = None
+    alone: np.ndarray | None = None
     partners: Mapping[str, dict[str, Any]] = {}
     worth_it: str = ""
     stated: float | None = None
@@ -38,17 +40,17 @@ class Answer(NamedTuple):
         return {**said, "fault_named": one.fault in said["named"]} if said else {}
 
 
-def asked(drawn: Federation, task: Task, seed: int, without: str = "", **options: Any) -> Answer:
+def asked(drawn: Federation, task: Task, seed: int, only: str = "", **options: Any) -> Answer:
     """The advice on a federation; where files are questioned, once more with every proposal accepted.
 
     Args:
         drawn: the federation.
         task: what is predicted.
         seed: of the advice.
-        without: the name of a partner that is left out.
+        only: the name of the one partner that takes part; by default all do.
         options: keywords of `coterie.advise`.
     """
-    partners = {one.name: one.columns for one in drawn.partners if one.name != without}
+    partners = {one.name: one.columns for one in drawn.partners if only in ("", one.name)}
     more = options | ({"event": task.event} if task.event else {"kind": "regression"} if task.kind == "numbers" else {})
     questioned: list[tuple[str, str]] = []
     start = process_time()
@@ -59,11 +61,20 @@ def asked(drawn: Federation, task: Task, seed: int, without: str = "", **options
             questioned = [(one.file, one.what) for one in error.findings]
             advice = coterie.advise(drawn.own, partners, task.label, seed=seed, repair=True, **more)
         predicted = outputs(advice, task, drawn.test)
+        alone = alone_outputs(advice, task, drawn.test)
     except Exception as error:  # whatever ends an advice is a result of the grid
         return Answer(seconds=process_time() - start, error=f"{type(error).__name__}: {error}"[:500])
     data, seconds = advice.data, process_time() - start
     said = {entry["name"]: judged(entry, drawn, questioned) for entry in data["partners"]}
-    return Answer(predicted, said, str(data["worth_it"]), _value(data["delivered"]["gain"]), seconds)
+    return Answer(predicted, alone, said, str(data["worth_it"]), _value(data["delivered"]["gain"]), seconds)
+
+
+def alone_outputs(advice: Any, task: Task, rows: Columns) -> np.ndarray | None:
+    """As `outputs`, by the model of the own rows alone; None where the advice stores none."""
+    if not (folder := advice.folder / "alone").is_dir() or not hasattr(advice, "hold"):
+        return None
+    advice.hold(*load_model(folder))
+    return outputs(advice, task, rows)
 
 
 def outputs(advice: Any, task: Task, rows: Columns) -> np.ndarray:

@@ -54,12 +54,15 @@ def loaded(name: str) -> Table:
     return SOURCES[name](name)
 
 
-def measured(run: Run, *, plain: bool = False, table: Table | None = None) -> dict[str, Any] | None:
+def measured(
+    run: Run, *, plain: bool = False, truths: bool = True, table: Table | None = None
+) -> dict[str, Any] | None:
     """The record of one run; None where the table has no such federation.
 
     Args:
         run: which one.
         plain: the advice only, as for a procedure that is compared: no references, no other option, no truth.
+        truths: ask again with each partner alone, for what it adds.
         table: the rows; by default those of `SOURCES`.
     """
     drawn = federation(table or loaded(run.table), run.kind, run.own, run.seed)
@@ -68,7 +71,7 @@ def measured(run: Run, *, plain: bool = False, table: Table | None = None) -> di
     task = task_of(drawn.table, drawn.own)
     y = task.targets(drawn.test)
     answer = adapter.asked(drawn, task, run.seed)
-    found, proven = {"veto": answer.predicted}, not plain and run.kind in PROVEN
+    found, proven = {"veto": answer.predicted, "alone": answer.alone}, not plain and run.kind in PROVEN
     if proven:
         found |= references(drawn)
         found["cautious"] = adapter.asked(drawn, task, run.seed, **adapter.CAUTIOUS).predicted
@@ -80,9 +83,9 @@ def measured(run: Run, *, plain: bool = False, table: Table | None = None) -> di
         record["test_error"] = jackknife(task, known["veto"], known["best alone"], y)
     for one in drawn.partners:
         entry = {"name": one.name, "truth": one.truth, "fault": one.fault, **answer.said_of(one)}
-        if proven and "veto" in known:
-            without = adapter.asked(drawn, task, run.seed, without=one.name).predicted
-            entry["adds"] = None if without is None else record["scores"]["veto"] - measure(task, without, y)
+        if proven and truths and "alone" in known:
+            beside = adapter.asked(drawn, task, run.seed, only=one.name).predicted
+            entry["adds"] = None if beside is None else measure(task, beside, y) - record["scores"]["alone"]
         record["partners"].append(entry)
     return record
 
@@ -101,16 +104,16 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return [one for one in found if one]
 
 
-def perform(runs: Iterable[Run], folder: Path, jobs: int = 1, *, plain: bool = False) -> int:
+def perform(runs: Iterable[Run], folder: Path, jobs: int = 1, *, plain: bool = False, truths: bool = True) -> int:
     """All runs that are not stored yet, in so many processes; how many there were."""
     folder.mkdir(parents=True, exist_ok=True)
     left = [run for run in dict.fromkeys(runs) if not (folder / run.file).exists()]
-    Parallel(jobs, verbose=10)(delayed(_performed)(run, folder, plain) for run in left)
+    Parallel(jobs, verbose=10)(delayed(_performed)(run, folder, plain, truths) for run in left)
     return len(left)
 
 
-def _performed(run: Run, folder: Path, plain: bool) -> None:
+def _performed(run: Run, folder: Path, plain: bool, truths: bool) -> None:
     """The record is written whole or not at all."""
     partial = (folder / run.file).with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(json.dumps(measured(run, plain=plain), indent=1) + "\n")
+    partial.write_text(json.dumps(measured(run, plain=plain, truths=truths), indent=1) + "\n")
     partial.replace(folder / run.file)

@@ -8,7 +8,8 @@ import numpy as np
 
 Record = Mapping[str, Any]
 BASE, OWN = "best alone", "own stack"
-MODELS = ("veto", "cautious", "before", OWN, "add-one", "pooled")
+MINE = "alone"  # the own model of the advice itself
+MODELS = ("veto", "cautious", MINE, "before", OWN, "add-one", "pooled")
 KINDS = ("mix", "friends", "useless", "natural")
 MATTERS, LARGE = 0.005, 0.01  # of AUC, R² or C
 LOW, HIGH = 0.2, 0.8  # probabilities that sound sure
@@ -75,7 +76,7 @@ def losses(records: Iterable[Record]) -> str:
 
 
 def probabilities(records: Sequence[Record]) -> str:
-    """The probability that a partner helps beside what the delivered model gains by it on the test rows."""
+    """The probability that a partner helps, and what the model with it alone beside me gains on the test rows."""
     rows = []
     for name in ("all", *KINDS):
         told = [
@@ -147,6 +148,7 @@ def text(records: Sequence[Record], before: Sequence[Record] = ()) -> str:
     parts = [
         (f"Gain over {BASE}: {len(plain)} federations of classes and numbers", gained(plain)),
         (f"Gain over the {OWN}", gained(plain, OWN)),
+        ("Gain over the advice's own model", gained(plain, MINE)),
         ("By own rows", by(plain, "own")),
         ("By table", by(plain, "table")),
         ("Natural sites by table", by([one for one in plain if one["kind"] == "natural"], "table")),
