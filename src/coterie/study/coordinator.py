@@ -40,7 +40,7 @@ NO_FLOWER = (
     "On Flower, whoever submits a run sends the code that its nodes run, and a site of a study runs no code of others. "
     "Methods on Flower: coterie run --engine flower."
 )
-CONNECT = 10.0  # seconds to wait for invited sites to connect
+CONNECT = 5.0  # seconds to wait for invited sites to connect
 PATIENCE = 60.0  # seconds in which a site that is connected begins the handshake
 
 
