@@ -29,7 +29,6 @@ from coterie.federation import (
     faster_mode,
     staged,
 )
-from coterie.federation.local import Mode
 from coterie.federation.remote import PERMISSIVE, Names, Node, Policy, RemoteEngine, Store, Transport, node_for
 from coterie.federation.remote.messages import NoiseOrder
 from coterie.federation.stages.compression import Compression, SiteCompression
@@ -73,7 +72,7 @@ def make_problem(config: Config) -> Any:
     return problem_entry(config.run.problem).make(context, **config.problem)
 
 
-def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None, mode: Mode = "sequential") -> Node:
+def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = None) -> Node:
     """The node of some clients of a configured problem, for trying a network out: it keeps their rows alone.
 
     What clients remember is kept in the folder too, and shown to the server, for its records. The server has all rows
@@ -83,7 +82,7 @@ def node_of(config: Config, clients: tuple[int, ...], *, folder: Path | None = N
     target = problem.target if config.federation.target in clients else None
     options: dict[str, Any] = {"store": Store(folder), "shares_memory": True, "policy": PERMISSIVE}
     names = Names().with_modules(*config.modules())
-    return node_for(problem, clients, target=target, mode=mode, names=names, **options)
+    return node_for(problem, clients, target=target, mode="sequential", names=names, **options)
 
 
 def build_problem_and_method(config: Config, problem: Problem | None = None) -> tuple[Any, Method]:

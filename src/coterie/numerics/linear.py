@@ -37,23 +37,16 @@ class CGResult(NamedTuple):
     converged: bool
 
 
-def conjugate_gradients(
-    matvec: Matvec, b: Tensor, *, steps: int, tolerance: float = 0.0, x0: Tensor | None = None
-) -> CGResult:
-    """Solve H x = b for symmetric positive definite H; one product per step, and one more if x0 is given.
+def conjugate_gradients(matvec: Matvec, b: Tensor, *, steps: int, tolerance: float = 0.0) -> CGResult:
+    """Solve H x = b for symmetric positive definite H from x = 0; one product per step.
 
     Args:
         matvec: the product v ↦ H v.
         b: the right-hand side [d].
         steps: the most steps.
         tolerance: ends earlier if ‖b − H x‖ ≤ tolerance · ‖b‖.
-        x0: where to start; 0 if not given.
     """
-    if not b.any():  # then the solution is zero, wherever one starts
-        x0 = None
-    x = torch.zeros_like(b) if x0 is None else x0
-    r = b if x0 is None else b - matvec(x)
-    p = r
+    x, r, p = torch.zeros_like(b), b, b
     rr = r @ r
     goal = tolerance**2 * float(b @ b)
     taken = 0

@@ -152,28 +152,24 @@ def matrix_map(weights: list[list[float]], clusters: list[list[int]]) -> Text:
     return Text("\n").join([*lines, Text(f"{legend}; right: inside the cluster", style="dim")])
 
 
-def clusters_table(
-    weights: list[list[float]], clusters: list[list[int]], *, most: int = ALL_CLIENTS, names: Sequence[str] = ()
-) -> Table:
+def clusters_table(weights: list[list[float]], clusters: list[list[int]], *, names: Sequence[str] = ()) -> Table:
     """Who belongs together, and how much of its members' weight stays there; the largest clusters if they are many.
 
     Args:
         weights: by target and client.
         clusters: the clients of each.
-        most: the number of clusters that are shown.
         names: the clients' names, where they have names; they stand behind the numbers of the map.
     """
     numbers = map(_right, ("cluster", "clients", "weight inside", "of that, own"))
     table = Table(*numbers, "who", **PLAIN)
-    shown = sorted(range(len(clusters)), key=lambda c: -len(clusters[c]))[:most] if len(clusters) > most else None
-    for c, cluster in enumerate(clusters):
-        if shown is not None and c not in shown:
-            continue
+    largest = sorted(range(len(clusters)), key=lambda c: -len(clusters[c]))[:ALL_CLIENTS]
+    for c in sorted(largest):
+        cluster = clusters[c]
         inside = sum(weights[i][k] for i in cluster for k in cluster) / len(cluster)
         own = sum(weights[i][i] for i in cluster) / len(cluster)
         table.add_row(str(c), str(len(cluster)), f"{inside:.3f}", f"{own:.3f}", _members(cluster, names))
-    if shown is not None:
-        table.add_row("", "", "", "", f"… and {len(clusters) - most} more", style="dim")
+    if len(clusters) > ALL_CLIENTS:
+        table.add_row("", "", "", "", f"… and {len(clusters) - ALL_CLIENTS} more", style="dim")
     return table
 
 

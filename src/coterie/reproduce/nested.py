@@ -71,14 +71,14 @@ def _table(
     )
 
 
-def _gaps(problem: Settings, exchanges: int, about: str, solvers: tuple[str, ...] = SOLVERS) -> Table:
+def _gaps(problem: Settings, exchanges: int, about: str) -> Table:
     """The gap h(x) − h* at the end, and the exchanges until it is small."""
     columns = (
         Column("gap", {}, "final:gap", ".1e"),
         Column("exchanges to 1e-3", {}, "reach:gap:1e-3", ".0f"),
         Column("exchanges to 1e-6", {}, "reach:gap:1e-6", ".0f"),
     )
-    return _table(about, solvers, columns, {**EXACT, **problem}, exchanges, "gap")
+    return _table(about, SOLVERS, columns, {**EXACT, **problem}, exchanges, "gap")
 
 
 ACCURACY = Column("test accuracy, %", {}, "final:test_accuracy", ".1f", 100.0)

@@ -57,10 +57,10 @@ class ClosedForm:
         gradients = torch.einsum("kij,kj->ki", self.hessians, theta - self.optima)
         return -gradients @ adjoint
 
-    def stationarity(self, w: Tensor, cap: float = 1.0, step: float = 0.001) -> Tensor:
-        """‖w − Π(w − s∇F(w))‖ / s."""
+    def stationarity(self, w: Tensor, cap: float = 1.0) -> Tensor:
+        """‖w − Π(w − s∇F(w))‖ / s, with s = 0.001."""
         w = w.double()
-        return (w - project_capped_simplex(w - step * self.hypergradient(w), cap)).norm() / step
+        return (w - project_capped_simplex(w - 0.001 * self.hypergradient(w), cap)).norm() / 0.001
 
     def measure(self, view: View) -> dict[str, float]:
         """Distance to the target's optimum and, where weights are learned, F and stationarity."""

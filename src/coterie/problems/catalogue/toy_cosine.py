@@ -157,9 +157,9 @@ class ExactCosine:
         adjoint = torch.linalg.solve(torch.tensordot(w, f.hessian(theta), 1), self.functions.pick(-1).gradient(theta))
         return -f.gradient(theta) @ adjoint
 
-    def stationarity(self, w: Tensor, step: float = 0.001) -> Tensor:
+    def stationarity(self, w: Tensor) -> Tensor:
         """‖w − Π_Δ(w − 0.001 ∇F(w))‖, as the paper plots it."""
-        return (w - project_simplex(w - step * self.hypergradient(w))).norm()
+        return (w - project_simplex(w - 0.001 * self.hypergradient(w))).norm()
 
     def measure(self, view: View) -> dict[str, float]:
         """F(w) and stationarity, where weights are learned."""

@@ -106,10 +106,10 @@ class Terms:
         low, middle, high = torch.tensor([row.quartiles for row in rows], dtype=torch.float64).T
         return Quantiles(zeros, others, least, logs, low, middle, high)
 
-    def options(self, missing: tuple[str, ...] = (), keep: tuple[str, ...] = (), cache: str | None = None) -> Options:
+    def options(self, missing: tuple[str, ...] = (), keep: tuple[str, ...] = ()) -> Options:
         """How files are read; a site may add words of its own that stand for no value."""
         words = MISSING | frozenset((*self.missing, *missing))
-        return Options(self.label, self.kind, categorical=self.worded, missing=words, cache=cache, keep=keep)
+        return Options(self.label, self.kind, categorical=self.worded, missing=words, keep=keep)
 
     def stand_in(self) -> Holder:
         """The coordinator as a holder without rows: its name and its words."""
@@ -193,7 +193,7 @@ def terms_of(
     if form.image is not None:
         raise UsageError(f"{path.name} holds pictures; a study is for tables. Use problem files for pictures.")
     bare = Terms(label, form.kind, form.numeric, form.worded, form.dates, missing=missing, least_rows=least_rows)
-    tables = own_tables(path, bare, keep=keep)
+    tables = own_tables(path, bare, keep)
     holder = tables.holders[0]
     found = column_quantiles(Shard(None, tables.stack.client(0), None), None, None, Static(), Draw.of(0))
     terms = Terms(
@@ -208,10 +208,10 @@ def terms_of(
     return terms, [one.what for one in treated.found]
 
 
-def own_tables(path: Path, terms: Terms, *, keep: tuple[str, ...] = (), cache: str | None = None) -> Tables:
+def own_tables(path: Path, terms: Terms, keep: tuple[str, ...] = ()) -> Tables:
     """The coordinator's own rows in the form of the terms, checked as the target's file of problem `files` is."""
     findings = Findings()
-    tables = read_alone(path, terms.form, terms.options(keep=keep, cache=cache), findings, is_target=True)
+    tables = read_alone(path, terms.form, terms.options(keep=keep), findings, is_target=True)
     findings.settle(1)
     assert tables is not None
     return examined(tables, Consent(keep=keep), private=True)[0]
