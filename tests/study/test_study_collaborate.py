@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
@@ -55,6 +56,10 @@ def test_every_site_a_target_gives_the_bits_of_one_process(tmp_path: Path) -> No
     assert list(rows[0]) == [*files, "(the coordinator)"]
     predicted = RUNNER.invoke(app, ["predict", str(places[0]), str(files["east"])])
     assert predicted.exit_code == 0, predicted.output
+    rmtree(tmp_path / "there" / "sites")
+    again = RUNNER.invoke(app, ["resume", str(tmp_path / "there")])  # also what was stopped before it was delivered
+    assert again.exit_code == 0, again.output
+    assert [json.loads((place / ROW).read_text())["weights"] for place in places] == rows
 
 
 class ByAddress(InProcess):

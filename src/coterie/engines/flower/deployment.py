@@ -117,19 +117,16 @@ class Deployment:
             raise RunError(f"flwr {arguments[0]} failed: {answer.get('error-message', '')}")
         return answer
 
-    def submit(self, app: Path, superlink: str = NAME, *, nodes: int | None = None, **settings: Any) -> str:
+    def submit(self, app: Path, superlink: str = NAME, *, nodes: int | None = None) -> str:
         """Start a run of an app; its id.
 
         Args:
             app: the folder of the app.
             superlink: the name of the connection in Flower's configuration.
             nodes: the number of simulated nodes, for a SuperLink with --simulation.
-            settings: run settings that replace those of the app.
         """
-        changed = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        more = ["--run-config", changed] if settings else []
-        if nodes is not None:
-            more += ["--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1"]
+        simulated = f"num-supernodes={nodes} client-resources-num-cpus=1"
+        more = [] if nodes is None else ["--federation-config", simulated]
         return str(self.flwr("run", str(app.resolve()), superlink, *more)["run-id"])
 
     def status(self, run: str, superlink: str = NAME) -> str:
