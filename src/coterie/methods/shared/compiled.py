@@ -26,7 +26,6 @@ from coterie.numerics.compiled import agrees
 from coterie.numerics.programs import Builder, Graph, Program, record
 from coterie.numerics.tracing import Counter, Untraceable, recorded
 
-Round = Callable[[Federation, Any, Draw], Any]
 Leaf = Tensor | int | None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
@@ -26,7 +26,6 @@ from coterie.problems.files.tables import MISSING, Form, Holder, Kind, Options, 
 
 DIGITS = 3  # of the quartiles that are told
 LEAST_ROWS = 20
-ColumnType = Literal["number", "category", "date"]
 
 
 @dataclass(frozen=True)
