@@ -104,7 +104,7 @@ def advise(
         raise UsageError(
             "advise decides on tables; for pictures, learn weights with `coterie run --problem files` or coterie.fit."
         )
-    mine = mine_of(tables)
+    mine = mine_of(tables, settings.get("missing") or ())
     say(
         f"{len(tables.holders) - 1} partners with {sum(h.rows for h in tables.holders[:-1]):,} rows; "
         f"{len(mine.labels):,} rows of your own"
@@ -224,13 +224,14 @@ class _Found(NamedTuple):
         return bool(self.models) and not self.copy
 
 
-def mine_of(tables: Tables) -> Mine:
+def mine_of(tables: Tables, missing: Sequence[str] = ()) -> Mine:
     """The target's rows as they stand.
 
     Args:
         tables: everybody's rows, the target's last.
+        missing: further words that mean a missing value, now and in rows to be predicted.
     """
-    prepared = of_own_rows(tables)
+    prepared = of_own_rows(tables)._replace(missing=tuple(missing))
     inputs, labels = model_rows(tables, prepared.as_it_stands(), len(tables.holders) - 1)
     times = prepared.form.event is not None
     y = labels.astype(np.float64)

@@ -28,7 +28,7 @@ def own_rows(study: Study) -> Mine:
     Args:
         study: the study.
     """
-    return mine_of(own_tables(study.data, study.terms))
+    return mine_of(own_tables(study.data, study.terms), study.terms.missing)
 
 
 def advice_plan(config: Config, study: Study, agreement: Agreement) -> Plan:

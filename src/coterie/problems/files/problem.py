@@ -289,44 +289,23 @@ def load_files(
     kind: Literal["auto", "classification", "regression"] = "auto",
     model: Name = "logistic",
     loss: Name = "auto",
-    categorical: list[str] | None = None,
-    drop: list[str] | None = None,
     missing: list[str] | None = None,
     balance: bool = False,
     l2: NonNegative = 0.01,
-    side: Count | None = None,
     cache: str | None = None,
     scaling: Scaling = "common",
     impute: Impute = "mean",
-    keep: list[str] | None = None,
-    units: dict[str, dict[str, Positive]] | None = None,
-    align_labels: bool | dict[str, str] | None = None,
-    repair: bool = False,
     event: Name | None = None,
+    **reading: Any,
 ) -> PreparedFiles:
-    """Read and check the files, learn the preparation, lay out the rows, and make the model."""
+    """Read and check the files (`checked_tables`), learn the preparation, lay out the rows, and make the model."""
     make, row_loss = network(model), named_loss(loss)  # before long files are read
     private = context.statistics
     _check_private(private, scaling, impute)
     if event is not None:
         _check_event(event, private, {"kind": kind != "auto", "balance": balance, "loss": loss != "auto"})
-    tables, compared = checked_tables(
-        clients,
-        target,
-        label,
-        kind=kind,
-        categorical=categorical,
-        drop=drop,
-        missing=missing,
-        side=side,
-        cache=cache,
-        keep=keep,
-        units=units,
-        align_labels=align_labels,
-        repair=repair,
-        event=event,
-        private=private is not None,
-    )
+    reading |= {"kind": kind, "missing": missing, "cache": cache, "event": event, "private": private is not None}
+    tables, compared = checked_tables(clients, target, label, **reading)
     if private is None:
         prepared, spent = learnt(tables, scaling, impute)
     else:
