@@ -86,7 +86,7 @@ def test_an_advice_says_who_and_what_and_stores_it(world: dict[str, Any], tmp_pa
 @pytest.mark.parametrize(("kind", "world"), [("noise", {}), ("friend", {"number": True})])
 def test_five_seeds_give_one_answer_where_the_case_is_clear(kind: str, world: dict[str, Any], tmp_path: Path) -> None:
     flags = federation(tmp_path, {"north": kind, "east": kind}, own=40, size=1000, **world)
-    assert {advised({**flags, "run.seed": seed}).advice["worth_it"] for seed in range(5)} in ({"no"}, {"yes"})
+    assert len({advised({**flags, "run.seed": seed}).advice["worth_it"] for seed in range(5)}) == 1
 
 
 def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
