@@ -1,4 +1,4 @@
-"""With whom should we train? Screening, placebos, folds, and the page that answers.
+"""With whom should we train? One message from each partner, weighed on one's own rows, and the page that answers.
 
 The package can be called: `coterie.advise(mine, partners, label)` is `coterie.advise.answer.advise`.
 """

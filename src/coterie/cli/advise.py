@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from coterie.cli.app import DECIDE, AllowCode, ConfigFile, Json, Sets, app, given, importing, new_folder, print_json
 from coterie.cli.data import data
@@ -38,10 +39,8 @@ def advise(
 ) -> None:
     """With whom should you train, and is it worth it? Reads files, weighs models, and writes a page and a model."""
     with importing():
-        from coterie.advise.page import show, write
         from coterie.experiment import config as configuration
         from coterie.plugins import typed
-        from coterie.report.card import write_card
         from coterie.report.terminal import console_for
 
     folder, console = out or new_folder("advice"), console_for(json)
@@ -67,12 +66,7 @@ def advise(
         typed({**sets, **flags})
         resolved = configuration.load(config, sets, flags)
         advice = decide(resolved, folder, measure=measure, cautious=cautious, say=say, force=force).advice
-    write(folder)
-    write_card(folder)
-    if json:
-        print_json(advice)
-    else:
-        show(console, advice, folder)
+    _conclude(advice, folder, console, json)
 
 
 def finished(folder: Path, json: bool) -> None:
@@ -83,8 +77,6 @@ def finished(folder: Path, json: bool) -> None:
         json: whether to print JSON.
     """
     from coterie.advise.advise import resumed
-    from coterie.advise.page import show, write
-    from coterie.report.card import write_card
     from coterie.report.results import ADVICE
     from coterie.report.terminal import console_for
 
@@ -92,6 +84,14 @@ def finished(folder: Path, json: bool) -> None:
         raise UsageError(f"the advice in {folder} is finished; `coterie report {folder}` shows it.")
     console = console_for(json)
     advice = resumed(folder, lambda text: console.print(f"· {text}", markup=False))
+    _conclude(advice, folder, console, json)
+
+
+def _conclude(advice: dict[str, Any], folder: Path, console: Console, json: bool) -> None:
+    """The page and the card, and the answer in the terminal."""
+    from coterie.advise.page import show, write
+    from coterie.report.card import write_card
+
     write(folder)
     write_card(folder)
     if json:
