@@ -41,8 +41,10 @@ from coterie.report.results import ADVICE, ADVISING
 from coterie.storage import make_folder, write_atomically, write_json
 
 VERSION = 3  # of advice.json
-READING = ("clients", "target", "label", "kind", "categorical", "drop", "missing", "keep", "units", "align_labels")
-USED = (*READING, "repair", "event")
+USED = (
+    *("clients", "target", "label", "event", "kind", "categorical"),
+    *("drop", "missing", "keep", "units", "align_labels", "repair"),
+)
 USED_OF_RUN = {"run.problem", "run.seed", "run.portable", "run.threads", "run.baselines"}
 UNUSABLE = "its models hold numbers that cannot be used"
 Say = Callable[[str], None]

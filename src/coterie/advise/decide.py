@@ -271,8 +271,8 @@ def _weighed(
 def _curve(evidence: Evidence, seed: int) -> tuple[Point, ...]:
     """The gain at my rows and at more: measures change as a + b/n, seen with a half and four fifths of my rows."""
     rows, choice = evidence.rows, evidence.choice
-    halves = tuple(cross_fitted(rows, dealt(rows.labels, HALVES, seed + r)) for r in range(1))
-    few = replace(evidence, dealings=halves, folds=HALVES).gain(choice)
+    halves = cross_fitted(rows, dealt(rows.labels, HALVES, seed))
+    few = replace(evidence, dealings=(halves,), folds=HALVES).gain(choice)
     many = evidence.gain(choice)
     u, v = HALVES / (HALVES - 1.0), FOLDS / (FOLDS - 1.0)
     points = []
